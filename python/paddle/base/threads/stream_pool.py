@@ -25,7 +25,6 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Callable
 
-from .devices import concrete_place
 from .streams import default_stream
 
 if TYPE_CHECKING:
@@ -38,6 +37,9 @@ __all__ = []
 
 # As in torch: more streams than a device runs concurrently.
 SIZE = 32
+# For each priority of a stream, the level that Paddle creates it with.
+_HIGH, _NORMAL = 1, 2
+_LEVELS = {-1: _HIGH, 1: _HIGH, 0: _NORMAL, 2: _NORMAL}
 
 
 class _Pool:
@@ -53,6 +55,26 @@ class _Pool:
 _pools: dict[tuple[int, int], _Pool] = {}
 
 
+def level_of_priority(priority: int) -> int:
+    """
+    Returns the level that Paddle creates a stream of a priority with.
+    Thread-safe.
+
+    Raises:
+        ValueError: there is no such priority.
+    """
+    try:
+        level = _LEVELS.get(priority)
+    except TypeError:  # It cannot be hashed.
+        level = None
+    if level is None:
+        raise ValueError(
+            "The priority of a stream must be 1 or -1 (high), or 0 or 2 "
+            f"(normal), but received {priority!r}."
+        )
+    return level
+
+
 def next_stream(
     place: core.Place,
     priority: int,
@@ -63,7 +85,7 @@ def next_stream(
     Thread-safe.
 
     Args:
-        place (core.Place): the place of the device, or of a tensor on it.
+        place (core.Place): the place of the device, not of the base class.
         priority (int): the priority to pass to `make`.
         make (Callable): creates a stream with a given device and priority.
 
@@ -74,7 +96,7 @@ def next_stream(
     pool = _pools.get(key)
     if pool is None:
         default_stream(place)  # Refuses a device without streams.
-        pool = _pools.setdefault(key, _Pool(concrete_place(place)))
+        pool = _pools.setdefault(key, _Pool(place))
     number = next(pool.turns) % SIZE
     stream = pool.streams.get(number)
     if stream is None:

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Callable, Union
 
 from paddle.base import core
 
+from ..device_strings import with_devices
 from . import fork
 from .devices import concrete_place, current_place, set_place
 from .main_thread import is_main_thread
@@ -148,12 +149,15 @@ def default_stream(place: core.Place) -> StreamBase:
     Raises:
         TypeError: the device is not a GPU and not a custom device.
     """
-    place = concrete_place(place)
-    if not isinstance(place, _PLACES_OF_STREAMS):
+    concrete = concrete_place(place)
+    if not isinstance(concrete, _PLACES_OF_STREAMS):
         raise TypeError(
-            "The device must be a GPU or a custom device, which have streams, "
-            f"but received {place}. Pass a device such as 'gpu:0'."
+            with_devices(
+                "The device must be a GPU or a custom device, which have "
+                f"per-thread streams, but received {place!r}."
+            )
         )
+    place = concrete
     key = hash(place)
     stream = _default_streams.get(key)
     if stream is None:
