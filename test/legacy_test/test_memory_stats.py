@@ -43,6 +43,35 @@ for device in {devices}:
     assert reserved >= allocated >= 1 << 20, stats
 """
 
+ENDED_THREADS = """
+import os, threading, time
+import paddle
+
+def wait_for_end(thread):
+    thread.join()
+    # Its counts move to another thread after that.
+    while os.path.exists(f"/proc/self/task/{{thread.native_id}}"):
+        time.sleep(0.001)
+
+def allocated(device):
+    stats = paddle.device.memory_stats(device)
+    return stats["allocated_bytes.all.current"]
+
+for device in {devices}:
+    kept = paddle.zeros([1], device=device)
+    before = allocated(device)
+    tensors = []
+    def allocate():
+        tensors.append(paddle.zeros([1 << 20], "uint8", device=device))
+    for count in (1, 2, 3):
+        thread = threading.Thread(target=allocate)
+        thread.start()
+        wait_for_end(thread)
+        assert allocated(device) - before == count << 20, (device, count)
+    tensors.clear()
+    assert allocated(device) == before, device
+"""
+
 
 @on_every_device_list
 class TestMemoryStats(unittest.TestCase):
@@ -64,6 +93,12 @@ class TestMemoryStats(unittest.TestCase):
         # In a new process: where threads that allocated memory have ended, the
         # count of the reserved memory is wrong.
         script = RESERVED.format(devices=self.devices)
+        run_command(self, script_command(script), {**os.environ})
+
+    def test_counts_of_ended_threads_are_kept_by_a_tensor_of_main_thread(
+        self,
+    ):
+        script = ENDED_THREADS.format(devices=self.devices)
         run_command(self, script_command(script), {**os.environ})
 
     def test_default_is_the_current_device(self):

@@ -32,10 +32,17 @@ def memory_stats(device: PlaceLike | int | None = None) -> dict[str, int]:
     Paddle's allocator holds ("reserved"), each as the current and the peak
     value. Thread-safe.
 
+    Note:
+        If every thread that has allocated memory on a device has ended, Paddle
+        loses their counts, and later figures are too small or negative. To
+        avoid this, allocate a tensor on the device on a thread that does not
+        end, such as the main thread, before other threads use it.
+
     Args:
         device (str|int|paddle.Place, optional): the device, such as "cpu" or
             "gpu:0", or its index among the devices of the current type.
-            Default: None, the current device.
+            Default: None, the current device, unlike `memory_allocated`, which
+            then uses device 0 of a plugin.
 
     Returns:
         dict: the keys are "allocated_bytes.all.current",
