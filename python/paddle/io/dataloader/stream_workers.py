@@ -80,11 +80,11 @@ class _StreamEpoch(Epoch):
 
     def outcome(self, batch: Any) -> _MadeBatch:
         fields, structure = _flatten_batch(batch)
-        fields = [self._with_own_memory(field) for field in fields]
+        fields = [self._recorded_or_copied(field) for field in fields]
         hidden = [
             tensor
             for tensor, _ in tensors_in_objects(structure)
-            if self._has_recorded(tensor)
+            if self._try_record_stream(tensor)
         ]
         # It removes the fields from the list that is passed in.
         batch = _restore_batch([*fields], structure)
@@ -113,17 +113,17 @@ class _StreamEpoch(Epoch):
             return event_after_work(self._place)
         return current_stream(self._place).record_event(event)
 
-    def _with_own_memory(self, field: Tensor) -> Tensor:
+    def _recorded_or_copied(self, field: Tensor) -> Tensor:
         """Returns a field, or a finished copy if Paddle did not allocate its
         memory, because then no stream can be recorded for it."""
-        if self._has_recorded(field):
+        if self._try_record_stream(field):
             return field
         return field._copy_to(self._place, True)
 
-    def _has_recorded(self, tensor: Tensor) -> bool:
-        """Records the worker's stream for a tensor. Returns False if that is
-        impossible: the tensor is elsewhere, or Paddle did not allocate its
-        memory."""
+    def _try_record_stream(self, tensor: Tensor) -> bool:
+        """Records the worker's stream for a tensor, and returns whether that is
+        possible: not if the tensor is elsewhere, or if Paddle did not allocate
+        its memory."""
         try:
             tensor.record_stream(current_stream(self._place))
         except ValueError:
