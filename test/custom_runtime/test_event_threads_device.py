@@ -25,6 +25,7 @@ from __future__ import annotations
 import sys
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from host_device_control import check_pending, delay, with_ample_delay
 from test_host_device import name_of, setUpModule
@@ -114,9 +115,13 @@ class TestEventWait(unittest.TestCase):
         self.assertEqual(self.x.tolist(), [3.0] * 4)
 
     def test_elapsed_time_raises_a_clear_error(self):
-        first, last = Event(enable_timing=True), Event(enable_timing=True)
-        with self.assertRaisesRegex(NotImplementedError, "custom_cpu:0"):
-            first.elapsed_time(last)
+        event = Event(enable_timing=True)
+        timed = Event.__new__(Event)
+        timed.event_base = mock.Mock(spec=["elapsed_time"])
+        for first, last in ((event, event), (timed, event)):
+            with self.assertRaisesRegex(NotImplementedError, "custom_cpu:0"):
+                first.elapsed_time(last)
+        timed.event_base.elapsed_time.assert_not_called()
 
 
 if __name__ == "__main__":
