@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -44,6 +45,7 @@ from data_parallel_base import (
 )
 
 import paddle
+import paddle.distributed as dist
 from paddle import nn
 from paddle.distributed.data_parallel.buckets import (
     DEFAULT_LIMIT,
@@ -227,6 +229,49 @@ def use_branches(group, options, steps=1) -> list:
         None if bias.grad is None else bias.grad.tolist()
         for bias in (layer.left.bias, layer.right.bias, layer.never.bias)
     ] + [layer.never.weight.grad]
+
+
+def drop_local_gradients(group, options) -> list:
+    """Returns for steps without a parameter whether it has no gradient.
+
+    Its local gradients, of no_sync() or of a step whose hook failed, were
+    dropped.
+    """
+    ways = [use_right_under_no_sync]
+    if options.get("find_unused_parameters"):
+        # With other options, a step that fails decides what later steps use.
+        ways.append(use_right_in_a_failing_step)
+    found = []
+    for use_right in ways:
+        layer = Branches()
+        wrapped = parallel(layer, group, **options)
+        use_right(wrapped)
+        assert layer.right.weight.grad is not None
+        layer.clear_gradients(set_to_zero=False)
+        for _ in range(2):
+            wrapped(paddle.ones([1, 2]), False).sum().backward()
+            found.append(layer.right.weight.grad is None)
+            layer.clear_gradients(set_to_zero=False)
+    return found
+
+
+def use_right_under_no_sync(wrapped) -> None:
+    with wrapped.no_sync():
+        wrapped(paddle.ones([1, 2]), True).sum().backward()
+
+
+def use_right_in_a_failing_step(wrapped) -> None:
+    def fail_once(state, bucket):
+        if not failed:
+            failed.append(True)
+            raise KeyError("of a communication hook")
+        dist.all_reduce(bucket.buffer(), group=bucket.group)
+        return bucket.buffer()
+
+    failed = []
+    wrapped.register_comm_hook(None, fail_once)
+    with contextlib.suppress(KeyError):
+        wrapped(paddle.ones([1, 2]), True).sum().backward()
 
 
 @dataclasses.dataclass
@@ -1322,6 +1367,14 @@ class ReducerCases(CoreCases):
         for options in OPTIONS[:2]:
             for found in self.call(cast_after_construction, options):
                 self.assertEqual(found, ["paddle.bfloat16", [mean] * 3])
+
+    def test_a_parameter_whose_local_gradient_was_dropped_counts_as_unused(
+        self,
+    ):
+        for options in OPTIONS:
+            with self.subTest(options=options):
+                for found in self.call(drop_local_gradients, options):
+                    self.assertEqual(set(found), {True})
 
     def test_a_parameter_keeps_its_average_in_steps_without_it(self):
         expected = [[1.0, 1.0], [1.0, 1.0], [2.0, 2.0]]

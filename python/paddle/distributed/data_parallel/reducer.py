@@ -520,11 +520,14 @@ class Reducer:
 
     def _contribute_zeros_or_local(self, index: int) -> None:
         """Takes zeros, or the local gradient of steps under `no_sync()`."""
-        if (
+        if self._tensors[index].grad is None:
+            # If there was one, the caller has dropped it, so this rank does not
+            # use the parameter.
+            self._used_locally[index] = False
+        elif (
             self._used_anywhere is not None
             and not self._used_anywhere[index]
             and self._used_locally[index]
-            and self._tensors[index].grad is not None
         ):
             # Its average would be dropped.
             raise RuntimeError(self._unexpected_message(index))
@@ -669,8 +672,8 @@ class Reducer:
     def _learn(self) -> None:
         """Records the hook calls of the first step, for all later steps."""
         self._hooks_per_step = [1 - due for due in self._expected_hook_calls]
-        for index, used in enumerate(self._used_locally):
-            if used:
+        for index, calls in enumerate(self._hooks_per_step):
+            if calls > 0:
                 self._copy_into_bucket(index)
             else:
                 self._contribute_zeros_or_local(index)
