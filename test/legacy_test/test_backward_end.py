@@ -99,6 +99,32 @@ class TestBackwardEnd(unittest.TestCase):
         with self.assertRaisesRegex(KeyError, "of a hook"):
             self.loss().backward()
 
+    def error_of_hook(self, hook) -> BaseException:
+        self.layer.weight._register_backward_hook(hook)
+        with self.assertRaises(KeyError) as caught:
+            self.loss().backward()
+        return caught.exception
+
+    def test_a_hook_error_keeps_its_cause(self):
+        def fail_with_cause() -> None:
+            raise KeyError from ValueError("the cause")
+
+        self.assertEqual(
+            repr(self.error_of_hook(fail_with_cause).__cause__),
+            "ValueError('the cause')",
+        )
+
+    def test_a_hook_error_keeps_its_context(self):
+        def fail_with_context() -> None:
+            try:
+                raise ValueError("the context")
+            finally:
+                fail()
+
+        error = self.error_of_hook(fail_with_context)
+        self.assertEqual(repr(error.__context__), "ValueError('the context')")
+        self.assertFalse(error.__suppress_context__)
+
     def test_a_function_is_notified_of_a_failed_pass(self):
         self.layer.bias._register_backward_hook(self.call_at_end)
         self.layer.weight._register_backward_hook(fail)
@@ -112,6 +138,17 @@ class TestBackwardEnd(unittest.TestCase):
         with self.assertRaisesRegex(KeyError, "of a hook"):
             self.loss().backward()
         self.assertEqual(self.calls, [("second", True)])
+
+    def test_function_errors_are_dropped_after_a_failed_pass(self):
+        def fail_at_end(succeeded: bool) -> None:
+            self.calls.append(succeeded)
+            raise ValueError
+
+        at_end_of_backward(fail_at_end)
+        self.layer.weight._register_backward_hook(fail)
+        with self.assertRaisesRegex(KeyError, "of a hook"):
+            self.loss().backward()
+        self.assertEqual(self.calls, [False])
 
 
 if __name__ == "__main__":

@@ -45,8 +45,10 @@ _passes = _Passes()
 def at_end_of_backward(function: Callable[[bool], None]) -> None:
     """Calls `function` once, at the end of the outermost backward pass.
 
-    Its argument is whether the pass succeeded. If the pass succeeded,
-    `backward()` raises the function's error.
+    The function's argument is whether the pass succeeded. If it did,
+    `backward()` raises the first error of these functions; after a failed pass,
+    their errors are dropped. Outside of a backward pass, the function waits for
+    the next pass of the calling thread.
     """
     _passes.functions.append(function)
 
@@ -55,15 +57,22 @@ def run_backward(*arguments) -> None:
     """Runs a backward pass, then the functions registered for its end."""
     _passes.depth += 1
     succeeded = False
+    hook_error = None
     try:
-        core.eager.run_backward(*arguments)
+        try:
+            core.eager.run_backward(*arguments)
+        except SystemError as error:
+            hook_error = error.__cause__
+            if hook_error is None:
+                raise
+        if hook_error is not None:
+            # The error of a Python hook. Not raised in the except block, which
+            # would replace its context.
+            raise hook_error
         succeeded = True
-    except SystemError as error:
-        if error.__cause__ is None:
-            raise
-        # Raised by a Python hook.
-        raise error.__cause__ from None
     finally:
+        # Its traceback refers to this frame: do not leave a cycle.
+        hook_error = None
         _passes.depth -= 1
         if _passes.depth == 0:
             _call_functions(succeeded)
