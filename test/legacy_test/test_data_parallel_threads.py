@@ -335,8 +335,32 @@ class TestThreads(unittest.TestCase):
         group, _ = dist.new_thread_groups(2)
         with self.assertRaisesRegex(ValueError, "PRODUCT. Use SUM, MAX or MIN"):
             all_reduce(group, paddle.ones([1]), dist.ReduceOp.PROD)
-        with self.assertRaisesRegex(ValueError, "received nranks=0"):
-            dist.new_thread_groups(0)
+
+    def test_the_number_of_ranks_must_be_a_positive_integer(self):
+        for nranks in (0, -1, 2.5, "2", None, True):
+            with (
+                self.subTest(nranks=nranks),
+                self.assertRaisesRegex(
+                    ValueError, f"integer of 1 or more, .* {nranks!r}\\. "
+                ),
+            ):
+                dist.new_thread_groups(nranks)
+
+    def test_the_timeout_must_be_a_positive_number(self):
+        for timeout in (0, -1, float("nan"), None, "x"):
+            with (
+                self.subTest(timeout=timeout),
+                self.assertRaisesRegex(
+                    ValueError, f"positive number, .* {timeout!r}\\. "
+                ),
+            ):
+                dist.new_thread_groups(2, timeout)
+
+    def test_the_timeout_may_be_infinite(self):
+        for worker in start_plain_threads(
+            2, lambda group: all_reduce(group, paddle.ones([1])), timeout=np.inf
+        ):
+            self.assertEqual(worker.result().tolist(), [2.0])
 
     def test_unsupported_methods_raise_an_error_that_names_them(self):
         group = dist.new_thread_groups(2)[0].process_group

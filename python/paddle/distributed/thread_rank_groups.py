@@ -49,7 +49,8 @@ def new_thread_groups(nranks: int, timeout: float = 1800) -> list[Group]:
         list[Group]: one group object per rank.
 
     Raises:
-        ValueError: ``nranks`` is less than 1.
+        ValueError: ``nranks`` is not an integer of 1 or more, or ``timeout`` is
+            not a positive number.
 
     Examples:
         .. code-block:: python
@@ -67,10 +68,16 @@ def new_thread_groups(nranks: int, timeout: float = 1800) -> list[Group]:
             >>> print(sorted(found.items()))
             [(0, 3.0), (1, 3.0)]
     """
-    if nranks < 1:
+    if not isinstance(nranks, int) or isinstance(nranks, bool) or nranks < 1:
         raise ValueError(
-            f"A group needs at least 1 thread, but received nranks={nranks}. "
+            f"nranks must be an integer of 1 or more, but received {nranks!r}. "
             "Pass the number of training threads."
+        )
+    # Not `timeout <= 0`, which is false for nan.
+    if not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise ValueError(
+            f"timeout must be a positive number, but received {timeout!r}. "
+            "Pass seconds, or float('inf') to wait without a limit."
         )
     from .thread_process_group import new_process_groups
 
