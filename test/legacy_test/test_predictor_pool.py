@@ -32,6 +32,7 @@ from inference_threads_base import (
     IMAGE_LEGACY,
     PAIR,
     PredictorTestCase,
+    call,
     hook_once,
     output,
     save_layer,
@@ -294,6 +295,33 @@ class TestPredictorPool(PredictorTestCase):
         pool.retrieve(1)
         with self.assertRaisesRegex(RuntimeError, "they were retrieved"):
             pool.predict([X, Y])
+
+    def test_retrieve_replaces_a_predictor_that_has_failed(self):
+        pool = PredictorPool(self.config(PAIR), 1)
+        (failed,) = pool._predictors
+        with self.assertRaises(ValueError):
+            pool.predict([X, np.ones([3], "float32")])
+        mine = pool.retrieve(0)
+        self.assertIsNot(mine, failed)
+        np.testing.assert_array_equal(call(mine, X, Y), X - Y)
+        self.assertIs(pool.retrieve(0), mine)
+
+    def test_retrieve_replaces_a_failed_predictor_after_a_failure_to_clone(
+        self,
+    ):
+        class Unclonable:
+            def clone(self) -> None:
+                raise OSError
+
+        pool = PredictorPool(self.config(PAIR), 1)
+        (failed,) = pool._predictors
+        with self.assertRaises(ValueError):
+            pool.predict([X, np.ones([3], "float32")])
+        pool._predictors[0] = Unclonable()
+        with self.assertRaises(OSError):
+            pool.retrieve(0)
+        pool._predictors[0] = failed
+        self.assertIsNot(pool.retrieve(0), failed)
 
     def test_predictor_in_use_cannot_be_retrieved(self):
         pool = PredictorPool(self.config(PAIR), 1)

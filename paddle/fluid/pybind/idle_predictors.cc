@@ -73,17 +73,19 @@ class IdlePredictors {
     }
   }
 
-  // Removes a predictor from the pool. Returns false if it is not idle.
-  bool Remove(int number) {
+  // Removes a predictor from the pool. Returns nullopt if it is not idle, and
+  // otherwise whether its last run failed.
+  std::optional<bool> Remove(int number) {
     ResetInChild();
     const auto found = std::find_if(
         idle_.begin(), idle_.end(), [number](const Predictor& predictor) {
           return predictor.number == number;
         });
-    if (found == idle_.end()) return false;
+    if (found == idle_.end()) return std::nullopt;
+    const bool has_failed = found->has_failed;
     idle_.erase(found);
     --size_;
-    return true;
+    return has_failed;
   }
 
   // Returns the number of predictors, idle or taken.

@@ -106,12 +106,15 @@ class PredictorPool:
             self._idle = native.IdlePredictors(size)
             self._input_shapes = first._input_shapes()
             self._input_types = _input_types(config, first)
-        self._retrieved: set[int] = set()
+        # The retrieved predictors: whether each still has to be replaced,
+        # because its last run failed.
+        self._retrieved: dict[int, bool] = {}
 
     def retrieve(self, idx: int) -> Predictor:
         """
         Takes a predictor out of the pool and returns it: `predict` no longer
-        uses it. The same index returns the same predictor again.
+        uses it. The same index returns the same predictor again. A predictor
+        whose last run raised an error is first replaced with a clone.
 
         Args:
             idx (int): the index of the predictor, less than the pool's size.
@@ -130,13 +133,17 @@ class PredictorPool:
                 f"{len(self._predictors) - 1}."
             )
         if self._idle is not None and idx not in self._retrieved:
-            if not self._idle.remove(idx):
+            has_failed = self._idle.remove(idx)
+            if has_failed is None:
                 raise RuntimeError(
                     f"Predictor {idx} of the PredictorPool cannot be retrieved:"
                     " predict() is using it. Retrieve predictors before the "
                     "first predict(), or use only predict()."
                 )
-            self._retrieved.add(idx)
+            self._retrieved[idx] = has_failed
+        if self._retrieved.get(idx):
+            self._replace(idx)
+            self._retrieved[idx] = False
         return self._predictors[idx]
 
     def predict(
@@ -190,8 +197,7 @@ class PredictorPool:
             raise self._none_idle(timeout)
         try:
             if lease.has_failed:
-                failed = self._predictors[lease.number]
-                self._predictors[lease.number] = failed.clone()
+                self._replace(lease.number)
             predictor = self._predictors[lease.number]
             for name, array in arrays.items():
                 predictor.get_input_handle(name).copy_from_cpu(array)
@@ -207,6 +213,9 @@ class PredictorPool:
             return outputs
         finally:
             lease.release()
+
+    def _replace(self, number: int) -> None:
+        self._predictors[number] = self._predictors[number].clone()
 
     def _none_idle(self, timeout: float | None) -> Exception:
         size = self._idle.size
