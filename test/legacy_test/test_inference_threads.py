@@ -31,7 +31,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
-from concurrent_base import WAIT_S, Worker, in_thread, in_threads
+from concurrent_base import (
+    WAIT_S,
+    Worker,
+    in_thread,
+    in_threads,
+    pristine_environment,
+    run_command,
+    script_command,
+)
 from inference_threads_base import (
     IMAGE,
     IMAGE_LEGACY,
@@ -1063,6 +1071,76 @@ class TestCallsThatOverlap(PredictorTestCase):
         self.assertEqual(len(refused), 10)
         np.testing.assert_array_equal(
             in_thread(call, predictor, X, Y), expected
+        )
+
+
+class TestMethods(PredictorTestCase):
+    def test_replaced_methods_keep_their_docstrings(self):
+        predictor = self.predictor()
+        handle = predictor.get_input_handle("x")
+        for method in (
+            predictor.get_input_handle,
+            predictor.try_shrink_memory,
+            predictor.register_input_hook,
+            handle.reshape,
+            handle.copy_to_cpu,
+        ):
+            with self.subTest(method=method.__name__):
+                # With the types of pybind/inference_api.cc.
+                self.assertRegex(
+                    method.__doc__,
+                    rf"{method.__name__}\(self: [\w.]*PaddleInfer\w+[,)]",
+                )
+
+
+# Predictor methods that draw random numbers, on a system for which Paddle has
+# no pybind/predictor_threads.cc.
+ON_ANOTHER_SYSTEM = """
+import importlib
+import sys
+import paddle
+from concurrent_base import in_thread
+from paddle.base import core
+from paddle.base.threads.host_context import host_context
+from paddle.inference import wrapper
+
+def draw(*_):
+    return paddle.rand([3]).tolist()
+
+core.create_predictor = draw
+core.PredictorPool.__init__ = draw
+for name in ("__init__", "clone", "run"):
+    setattr(wrapper.Predictor, name, draw)
+for name in ("_copy_from_cpu_bind", "copy_to_cpu"):
+    setattr(wrapper.Tensor, name, draw)
+sys.platform = "win32"
+importlib.reload(wrapper)
+paddle.set_device("cpu")
+
+def check():
+    with host_context(generator=core.Generator()):
+        for function in (
+            wrapper.create_predictor,
+            core.PredictorPool.__init__,
+            wrapper.Predictor.__init__,
+            wrapper.Predictor.clone,
+            wrapper.Predictor.run,
+            wrapper.Tensor._copy_from_cpu_bind,
+            wrapper.Tensor.copy_to_cpu,
+        ):
+            core.default_cpu_generator().manual_seed(5)
+            assert function(None) == expected, function
+
+core.default_cpu_generator().manual_seed(5)
+expected = draw()
+in_thread(check)
+"""
+
+
+class TestOnAnotherSystem(unittest.TestCase):
+    def test_predictors_of_threads_use_the_contexts_of_the_process(self):
+        run_command(
+            self, script_command(ON_ANOTHER_SYSTEM), pristine_environment()
         )
 
 

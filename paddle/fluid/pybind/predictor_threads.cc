@@ -1023,13 +1023,19 @@ std::map<std::string, std::string> InputTypes(Predictor* predictor) {
   return names;
 }
 
-// Replaces a method. `make` takes the old method and returns the new one.
+// Replaces a method, except its docstring. `make` takes the old method and
+// returns the new one.
 template <typename Make>
 void Replace(const py::object& type, const char* name, Make make) {
   if (!py::hasattr(type, name)) return;
   const py::object old = type.attr(name);
+  const py::object doc = py::getattr(old, "__doc__", py::none());
+  const auto text = doc.is_none() ? std::string() : doc.cast<std::string>();
+  // The old docstring begins with the signature.
+  py::options options;
+  options.disable_function_signatures();
   type.attr(name) = py::cpp_function(
-      make(old), py::name(name), py::is_method(type), py::doc("See Paddle."));
+      make(old), py::name(name), py::is_method(type), py::doc(text.c_str()));
 }
 
 // Replaces a method that changes an input.
