@@ -150,6 +150,9 @@ class _Exchange:
                         found.waiting[key] = part
                         return
                     other = found.waiting.pop(key)
+                # Without the lock: both parts now belong to this thread alone,
+                # and a rank does not change its tensor before the operation is
+                # complete.
                 is_left = begin == left
                 part = (
                     function(part, other) if is_left else function(other, part)

@@ -31,7 +31,8 @@ class Future:
 
     Args:
         wait (Callable[[], Tensor]): A function that waits for the tensor and
-            returns it. It is called once, by the first call of ``wait``.
+            returns it. It is called by the first call of ``wait``, and again
+            only if it raised.
 
     Examples:
         .. code-block:: python
