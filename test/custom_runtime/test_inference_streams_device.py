@@ -49,7 +49,14 @@ from test_thread_stream_programs import PredictorTest
 
 sys.path.append(str(Path(__file__).parents[1] / "legacy_test"))
 
-from concurrent_base import WAIT_S, Worker, in_fork
+from concurrent_base import (
+    WAIT_S,
+    Worker,
+    in_fork,
+    pristine_environment,
+    run_command,
+    script_command,
+)
 from inference_threads_base import save_legacy, switch_interval
 
 import paddle
@@ -521,6 +528,36 @@ class TestForks(PredictorsOfThreadsTest):
             self.check(self.predictor)
         gc.collect()
         in_fork(self.check, self.predictor)
+
+
+ON_ANOTHER_SYSTEM = """
+import paddle
+from concurrent_base import in_thread
+from inference_threads_base import wrap_on_another_system
+from paddle.base.threads import streams
+from paddle.device import Stream, stream_guard
+
+def own_places(*_):
+    return streams.native.places_on_other_streams()
+
+methods = wrap_on_another_system(own_places)
+paddle.set_device("custom_cpu:0")
+
+def check():
+    with stream_guard(Stream()):
+        assert own_places()
+        for method in methods:
+            assert method(None) == [], method
+
+in_thread(check)
+"""
+
+
+class TestOnAnotherSystem(unittest.TestCase):
+    def test_predictors_use_the_streams_of_the_process(self):
+        run_command(
+            self, script_command(ON_ANOTHER_SYSTEM), pristine_environment()
+        )
 
 
 if __name__ == "__main__":

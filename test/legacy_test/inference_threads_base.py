@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import tempfile
@@ -23,7 +24,14 @@ import unittest
 from typing import TYPE_CHECKING, Any, Callable
 
 import paddle
-from paddle.inference import Config, Predictor, create_predictor
+from paddle.base import core
+from paddle.inference import (
+    Config,
+    Predictor,
+    Tensor,
+    create_predictor,
+    wrapper,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,6 +143,30 @@ class PredictorTestCase(unittest.TestCase):
 
     def predictor(self, *args: Any, **kwargs: Any) -> Predictor:
         return create_predictor(self.config(*args, **kwargs))
+
+
+def wrap_on_another_system(function: Callable[..., Any]) -> list[Callable]:
+    """
+    Replaces the methods of predictors in C++ with `function`, and returns the
+    methods with which Paddle wraps them on a system for which it has no
+    pybind/predictor_threads.cc. For a process that uses no predictors later.
+    """
+    core.create_predictor = core.PredictorPool.__init__ = function
+    for name in ("__init__", "clone", "run"):
+        setattr(Predictor, name, function)
+    for name in ("_copy_from_cpu_bind", "copy_to_cpu"):
+        setattr(Tensor, name, function)
+    sys.platform = "win32"
+    importlib.reload(wrapper)
+    return [
+        wrapper.create_predictor,
+        core.PredictorPool.__init__,
+        Predictor.__init__,
+        Predictor.clone,
+        Predictor.run,
+        Tensor._copy_from_cpu_bind,
+        Tensor.copy_to_cpu,
+    ]
 
 
 @contextlib.contextmanager

@@ -1093,52 +1093,33 @@ class TestMethods(PredictorTestCase):
                 )
 
 
-# Predictor methods that draw random numbers, on a system for which Paddle has
-# no pybind/predictor_threads.cc.
 ON_ANOTHER_SYSTEM = """
-import importlib
-import sys
 import paddle
 from concurrent_base import in_thread
+from inference_threads_base import wrap_on_another_system
 from paddle.base import core
 from paddle.base.threads.host_context import host_context
-from paddle.inference import wrapper
 
 def draw(*_):
+    core.default_cpu_generator().manual_seed(5)
     return paddle.rand([3]).tolist()
 
-core.create_predictor = draw
-core.PredictorPool.__init__ = draw
-for name in ("__init__", "clone", "run"):
-    setattr(wrapper.Predictor, name, draw)
-for name in ("_copy_from_cpu_bind", "copy_to_cpu"):
-    setattr(wrapper.Tensor, name, draw)
-sys.platform = "win32"
-importlib.reload(wrapper)
+methods = wrap_on_another_system(draw)
 paddle.set_device("cpu")
+expected = draw()
 
 def check():
     with host_context(generator=core.Generator()):
-        for function in (
-            wrapper.create_predictor,
-            core.PredictorPool.__init__,
-            wrapper.Predictor.__init__,
-            wrapper.Predictor.clone,
-            wrapper.Predictor.run,
-            wrapper.Tensor._copy_from_cpu_bind,
-            wrapper.Tensor.copy_to_cpu,
-        ):
-            core.default_cpu_generator().manual_seed(5)
-            assert function(None) == expected, function
+        assert draw() != expected
+        for method in methods:
+            assert method(None) == expected, method
 
-core.default_cpu_generator().manual_seed(5)
-expected = draw()
 in_thread(check)
 """
 
 
 class TestOnAnotherSystem(unittest.TestCase):
-    def test_predictors_of_threads_use_the_contexts_of_the_process(self):
+    def test_predictors_draw_from_the_generator_of_the_process(self):
         run_command(
             self, script_command(ON_ANOTHER_SYSTEM), pristine_environment()
         )
