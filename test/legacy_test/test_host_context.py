@@ -23,7 +23,7 @@ from concurrent_base import WAIT_S, in_thread
 import paddle
 from paddle.base import core
 from paddle.base.shared_storage import native
-from paddle.base.threads.host_context import host_context
+from paddle.base.threads.host_context import host_context, on_process_host
 from paddle.distributed.fleet.utils import recompute
 
 
@@ -279,6 +279,28 @@ class TestPrograms(HostTestCase):
             first = draw()
         with host_context(generator=seeded(5)):
             self.assertEqual(draw(), first)
+
+    def test_a_program_that_another_one_calls_leaves_it_on_the_process(self):
+        inner = on_process_host(is_shared)
+
+        @on_process_host
+        def outer():
+            return is_shared(), inner(), is_shared()
+
+        with host_context(allocator=native.allocator()):
+            self.assertEqual(outer(), (False, False, False))
+            self.assertTrue(is_shared())
+
+    def test_a_context_left_inside_a_program_leaves_it_on_the_process(self):
+        @on_process_host
+        def program():
+            with host_context(generator=seeded(5)):
+                self.assertTrue(is_shared())
+            return is_shared()
+
+        with host_context(allocator=native.allocator()):
+            self.assertFalse(program())
+            self.assertTrue(is_shared())
 
 
 if __name__ == "__main__":

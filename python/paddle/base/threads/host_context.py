@@ -42,6 +42,8 @@ class _Host:
     for the process's own.
     """
 
+    is_used = False  # whether `context` is the calling thread's context
+
     def __init__(
         self,
         allocator: Any = None,
@@ -58,13 +60,18 @@ class _OwnHost(_Host):
     The host of the thread that creates it, until that thread drops it or ends.
     """
 
-    def __init__(self, *args: Any):
+    def __init__(self, *args: Any, is_used: bool):
         super().__init__(*args)
         # Kept here, since a thread may outlive this module's globals.
         self._use = native.use_host_context
         self._get_ident = threading.get_ident
         self._ident = self._get_ident()
-        self._use(self.context)
+        self.use(is_used)
+
+    def use(self, is_used: bool) -> None:
+        """Sets the thread's context to this host's or the process's."""
+        self.is_used = is_used
+        self._use(self.context if is_used else None)
 
     def __del__(self):
         if self._get_ident() == self._ident:
@@ -89,7 +96,9 @@ def is_available() -> bool:
     return hasattr(native, "HostContext")
 
 
-def _set_host(allocator: Any, generator: core.Generator | None) -> None:
+def _set_host(
+    allocator: Any, generator: core.Generator | None, is_used: bool
+) -> None:
     if allocator is None and generator is None:
         _host.set_local(UNSET)
         return
@@ -97,7 +106,13 @@ def _set_host(allocator: Any, generator: core.Generator | None) -> None:
     # Drop the old host before creating the new one: its destructor resets the
     # context of the thread.
     _host.set_local(UNSET)
-    _host.set_local(_OwnHost(allocator, generator, context))
+    _host.set_local(_OwnHost(allocator, generator, context, is_used=is_used))
+
+
+def _use_own_host(is_used: bool) -> None:
+    host = _host.get_local()
+    if host is not UNSET:
+        host.use(is_used)
 
 
 def on_process_host(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,15 +126,14 @@ def on_process_host(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def function_on_process_host(*args: Any, **kwargs: Any) -> Any:
-        if _host.get_local() is UNSET:
+        if not _host.get().is_used:
             return function(*args, **kwargs)
-        native.use_host_context(None)
+        _use_own_host(False)
         try:
             return function(*args, **kwargs)
         finally:
             # `function` may have left the context or entered another.
-            if _host.get_local() is not UNSET:
-                native.use_host_context(_host.get_local().context)
+            _use_own_host(True)
 
     return function_on_process_host
 
@@ -152,11 +166,12 @@ def host_context(
             "Linux. Use the process's allocator and generator."
         )
     # Do not keep the host itself: its destructor resets the thread's context.
-    outside = _host.get().allocator, _host.get().generator
+    outside = _host.get().allocator, _host.get().generator, _host.get().is_used
     guard = Guard("host_context")
     _set_host(
         outside[0] if allocator is None else allocator,
         outside[1] if generator is None else generator,
+        is_used=True,
     )
     try:
         yield
