@@ -15,7 +15,9 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
+import os
 import sys
 import threading
 import unittest
@@ -28,6 +30,7 @@ from paddle.base import process_tree
 from paddle.base.shared_storage import native
 
 WAIT_S = 100
+VARIABLE = "PADDLE_TREE_OF_TEST"
 
 
 def no_stream(device):
@@ -86,12 +89,15 @@ class RecordedBinding:
 
     def __init__(self, calls):
         self._calls = calls
+        self._tree = None
+        self._random = itertools.count(1)
 
     def random_bits(self):
-        return 1
+        return next(self._random)
 
-    def join(self, tree_id):
-        pass
+    def join(self, tree):
+        self._tree = self._tree or tree
+        return self._tree
 
     def leave(self):
         self._calls.send("leave")
@@ -100,8 +106,40 @@ class RecordedBinding:
         self._calls.send("leave_cuda")
 
 
+def join_interrupted_at_line(number, binding):
+    """
+    Joins, and joins again when the given line runs, as a signal handler may.
+    Returns the results of both calls; the second is None after the last line.
+    """
+    lines, result = itertools.count(), None
+
+    def trace(frame, event, argument):
+        nonlocal result
+        if event == "line" and next(lines) == number:
+            sys.settrace(None)
+            result = process_tree.join(binding, VARIABLE)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        return process_tree.join(binding, VARIABLE), result
+    finally:
+        sys.settrace(None)
+
+
+def join_interrupted_at_each_line(calls):
+    for number in itertools.count():
+        os.environ.pop(VARIABLE, None)
+        binding = RecordedBinding(calls)
+        outer, inner = join_interrupted_at_line(number, binding)
+        if inner is None:
+            calls.send("the last line")
+            return
+        calls.send((outer, inner, os.environ[VARIABLE]))
+
+
 def end_after_threads(calls):
-    process_tree.join(RecordedBinding(calls), "PADDLE_TREE_OF_TEST")
+    process_tree.join(RecordedBinding(calls), VARIABLE)
     main_ended, executor = threading.Event(), ThreadPoolExecutor(1)
     # Python ends the executor's thread only when it joins all threads.
     executor.submit(main_ended.wait, WAIT_S)
@@ -115,22 +153,41 @@ def end_after_threads(calls):
 
 
 class TestProcessTree(unittest.TestCase):
+    def sent_by_child(self, method, target):
+        context = multiprocessing.get_context(method)
+        calls, theirs = context.Pipe(duplex=False)
+        child = context.Process(target=target, args=[theirs])
+        child.start()
+        self.addCleanup(child.kill)
+        theirs.close()
+        sent = []
+        with self.assertRaises(EOFError):
+            while calls.poll(WAIT_S):
+                sent.append(calls.recv())
+        child.join(WAIT_S)
+        self.assertEqual(child.exitcode, 0)
+        return sent
+
     def test_children_leave_gpu_memory_when_their_threads_have_ended(self):
         for method in multiprocessing.get_all_start_methods():
             with self.subTest(method=method):
-                context = multiprocessing.get_context(method)
-                calls, theirs = context.Pipe(duplex=False)
-                child = context.Process(target=end_after_threads, args=[theirs])
-                child.start()
-                self.addCleanup(child.kill)
-                theirs.close()
-                seen = []
-                with self.assertRaises(EOFError):
-                    while calls.poll(WAIT_S):
-                        seen.append(calls.recv())
-                self.assertEqual(seen, ["leave", "a thread ends", "leave_cuda"])
-                child.join(WAIT_S)
-                self.assertEqual(child.exitcode, 0)
+                self.assertEqual(
+                    self.sent_by_child(method, end_after_threads),
+                    ["leave", "a thread ends", "leave_cuda"],
+                )
+
+    def test_a_signal_handler_that_joins_during_join_gets_the_same_tree(self):
+        sent = self.sent_by_child("spawn", join_interrupted_at_each_line)
+        trees = sent[: sent.index("the last line")]
+        self.assertEqual(
+            [len(set(results)) for results in trees], [1] * len(trees)
+        )
+
+    def test_a_process_leaves_once_if_a_signal_handler_joined_during_join(self):
+        sent = self.sent_by_child("spawn", join_interrupted_at_each_line)
+        joins = sent.index("the last line") + 1
+        for call in ("leave", "leave_cuda"):
+            self.assertEqual(sent.count(call), joins)
 
 
 if __name__ == "__main__":

@@ -335,9 +335,11 @@ void BindSharedStorage(py::module* m) {
     if (tensor.impl()) KeepAlive(inside, tensor);
   });
   m->def("join", [](uint64_t tree) {
-    RaisingPaddleErrors([&] { SharedHeap::Instance().Join(tree); });
+    const uint64_t joined =
+        RaisingPaddleErrors([&] { return SharedHeap::Instance().Join(tree); });
     CudaIPCHeap::Instance().SetBlockingCallWrapper(WaitWithoutGil);
     CudaIPCHeap::Instance().SetInterruptionCheck(RaisePendingSignal);
+    return joined;
   });
   m->def("leave", [] { SharedHeap::Instance().Leave(); });
   m->def("leave_cuda", [] {

@@ -24,13 +24,16 @@ import multiprocessing
 import os
 import threading
 from multiprocessing import util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Callable
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 # Runs after multiprocessing has joined its queues' feeder threads (-5).
 _LAST = -100
+
+# By binding, the function that this process calls when it exits.
+_at_exit: dict[ModuleType, Callable[[], None]] = {}
 
 
 class _AfterOtherThreads(threading.Thread):
@@ -69,22 +72,21 @@ def join(binding: ModuleType, variable: str) -> str:
     def leave_at_exit() -> None:
         util.Finalize(None, leave, exitpriority=_LAST)
 
-    tree_id = _tree_id(binding, variable)
-    binding.join(int(tree_id, 16))
-    leave_at_exit()
-    # Register both: a child that multiprocessing forks drops all finalizers.
-    os.register_at_fork(after_in_child=leave_at_exit)
-    util.register_after_fork(leave_at_exit, lambda function: function())
+    inherited = os.environ.get(variable, "")
+    tree = (
+        int(inherited, 16) if _is_tree_id(inherited) else binding.random_bits()
+    )
+    # A signal handler may have joined meanwhile: the first call counts.
+    tree_id = f"{binding.join(tree):016x}"
+    os.environ[variable] = tree_id
+    # Atomic, so that a signal handler that joins does not register it, too.
+    if _at_exit.setdefault(binding, leave) is leave:
+        leave_at_exit()
+        # Register both: a child that multiprocessing forks drops all
+        # finalizers.
+        os.register_at_fork(after_in_child=leave_at_exit)
+        util.register_after_fork(leave_at_exit, lambda function: function())
     return tree_id
-
-
-def _tree_id(binding: ModuleType, variable: str) -> str:
-    """Returns the number that identifies this process tree."""
-    inherited = os.environ.get(variable)
-    if inherited is not None and not _is_tree_id(inherited):
-        del os.environ[variable]
-    # Atomic, since a signal handler may join, too.
-    return os.environ.setdefault(variable, f"{binding.random_bits():016x}")
 
 
 def _is_tree_id(text: str) -> bool:

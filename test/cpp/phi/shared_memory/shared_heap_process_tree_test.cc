@@ -67,6 +67,12 @@ void JoinAndWait(const Channel& channel, int tree) {
   channel.Await();
 }
 
+ISOLATED_TEST(SharedHeapProcessTreeTest, JoiningAgainReturnsTheFirstTree) {
+  SharedHeap& heap = SharedHeap::Instance();
+  EXPECT_EQ(heap.Join(TreeId(1)), TreeId(1));
+  EXPECT_EQ(heap.Join(TreeId(2)), TreeId(1));
+}
+
 ISOLATED_TEST(SharedHeapProcessTreeTest, JoiningRemovesTheFilesOfADeadTree) {
   Worker sender([](const Channel& channel) { SendOnce(channel, 1); });
   sender.channel().Receive<SharedMessage>();

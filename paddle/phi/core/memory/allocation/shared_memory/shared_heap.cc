@@ -108,11 +108,13 @@ SharedHeap::SharedHeap()
   }
 }
 
-void SharedHeap::Join(uint64_t tree) {
+uint64_t SharedHeap::Join(uint64_t tree) {
   std::lock_guard<std::mutex> guard(mutex_);
-  if (tree_) return;
-  tree_.emplace(tree);
-  tree_->RemoveAbandoned(0);
+  if (!tree_) {
+    tree_.emplace(tree);
+    tree_->RemoveAbandoned(0);
+  }
+  return tree_->id();
 }
 
 SharedBlock SharedHeap::BlockOf(const Holdings& holdings, uint64_t offset) {

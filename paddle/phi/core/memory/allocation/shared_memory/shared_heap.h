@@ -131,11 +131,12 @@ class SharedHeap {
   // Thread-safe. The first call registers handlers for fork.
   static SharedHeap& Instance();
 
-  // Joins a process tree and removes files that dead processes left.
-  // Calls after the first one have no effect.
+  // Joins a process tree and removes files that dead processes left. Returns
+  // the tree: that of the first call, which later calls do not change.
   //
-  // Thread-safe. Requires: no block was allocated or received yet.
-  void Join(uint64_t tree);
+  // Thread-safe. Requires: no block was allocated or received before the first
+  // call.
+  uint64_t Join(uint64_t tree);
 
   // Whether a forked child becomes a holder of a block that its parent holds:
   // always, never, or once a storage is bound to the block.
