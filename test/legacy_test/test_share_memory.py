@@ -202,6 +202,16 @@ class TestShareMemory(ShareMemoryTestCase):
         self.assertFalse(tensor.is_shared())
         self.assertEqual(tensor.tolist(), array.tolist())
 
+    def test_foreign_memory_in_a_layer_is_refused_and_values_are_kept(self):
+        layer = nn.Linear(2, 2)
+        foreign = paddle.Tensor(np.ones(3, dtype="float32"), zero_copy=True)
+        layer.register_buffer("foreign", foreign)
+        tensors = [*layer.parameters(), foreign]
+        values = [tensor.tolist() for tensor in tensors]
+        with self.assertRaisesRegex(ValueError, r"\.clone\(\)"):
+            layer.share_memory()
+        self.assertEqual([tensor.tolist() for tensor in tensors], values)
+
     def test_parameter_without_values_is_refused_and_none_is_moved(self):
         first = nn.Linear(3, 3)
         with paddle.LazyGuard():

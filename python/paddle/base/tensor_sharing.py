@@ -220,6 +220,8 @@ def share_memory(self: Layer) -> Layer:
         NotImplementedError: a tensor is on a device whose memory cannot be
             shared. No tensor has been moved.
         RuntimeError: a parameter has no values. No tensor has been moved.
+        ValueError: the memory of a tensor belongs to another library, such as
+            NumPy. Tensors before it may have been moved; all keep their values.
 
     Examples:
         .. code-block:: python
