@@ -407,6 +407,15 @@ class TestModels(SharingTestCase):
         optimizer = RestoredOptimizer(0.1, parameters=layer.parameters())
         self.assertTrue(self.peer.call(is_restored, optimizer))
 
+    def test_optimizer_whose_attribute_contains_itself_arrives(self):
+        weight = nn.Linear(3, 2).weight
+        optimizer = paddle.optimizer.SGD(0.1, parameters=[weight])
+        optimizer.users = [weight]
+        optimizer.users.append(optimizer.users)
+        received = ForkingPickler.loads(ForkingPickler.dumps(optimizer))
+        self.assertEqual(received.users[0].name, weight.name)
+        self.assertIs(received.users[1], received.users)
+
     def test_schedule_of_learning_rates_arrives(self):
         schedule = paddle.optimizer.lr.StepDecay(0.5, 1, 0.5)
         self.assertEqual(

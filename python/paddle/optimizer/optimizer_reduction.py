@@ -77,12 +77,15 @@ def _restore(optimizer: Optimizer, received: tuple) -> None:
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yields the tensors in nested containers."""
-    if isinstance(value, core.eager.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors_in(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors_in(each)
+    """Yields the tensors in nested containers, which may contain themselves."""
+    remaining, containers = [value], set()
+    while remaining:
+        value = remaining.pop()
+        if isinstance(value, core.eager.Tensor):
+            yield value
+        elif (
+            isinstance(value, (dict, list, tuple))
+            and id(value) not in containers
+        ):
+            containers.add(id(value))
+            remaining += value.values() if isinstance(value, dict) else value
