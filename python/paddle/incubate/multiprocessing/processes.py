@@ -272,8 +272,8 @@ def spawn(
     nprocs: int = 1,
     join: bool = True,
     daemon: bool = False,
-    devices: str | Sequence[str] | None = None,
     start_method: str = "spawn",
+    devices: str | Sequence[str] | None = None,
 ) -> ProcessContext | None:
     """Runs a function in several new processes, each with its rank.
 
@@ -287,10 +287,10 @@ def spawn(
         nprocs (int, optional): the number of processes. Default: 1.
         join (bool, optional): see :func:`start_processes`. Default: True.
         daemon (bool, optional): see :func:`start_processes`. Default: False.
-        devices (str|Sequence[str]|None, optional): see :func:`start_processes`.
-            Default: None.
         start_method (str, optional): must be ``'spawn'``; for other methods,
             call :func:`start_processes`. Default: ``'spawn'``.
+        devices (str|Sequence[str]|None, optional): see :func:`start_processes`.
+            Default: None.
 
     Returns:
         ProcessContext|None: None if ``join`` is True.
