@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import pickle
@@ -283,6 +284,14 @@ class TestFailure(SpawnTestCase):
         with self.assertRaisesRegex(ProcessRaisedException, "x" * 10):
             self.join(context)
 
+    def test_traceback_arrives_where_memfds_are_forbidden(self):
+        for number in (errno.EPERM, errno.ENOSYS):
+            forbidden = OSError(number, os.strerror(number))
+            with mock.patch.object(os, "memfd_create", side_effect=forbidden):
+                context = self.start(raise_at_length, 10, nprocs=1)
+            with self.assertRaisesRegex(ProcessRaisedException, "x" * 10):
+                self.join(context)
+
     def test_interrupt_in_a_process_is_quiet_and_no_failure(self):
         with tempfile.NamedTemporaryFile() as output:
             self.join(self.start(interrupt, output.name))
@@ -346,7 +355,9 @@ class TestValues(SpawnTestCase):
             ValueError, r"received 'fork'. Call start_processes\("
         ):
             spawn(print, start_method="fork")
-        spawn(exit_all_with, (0,), start_method="spawn")
+
+    def test_positional_arguments_are_in_the_order_of_torch(self):
+        spawn(exit_all_with, (0,), 1, True, False, "spawn")
 
     def test_lock_of_forked_processes_that_is_sent_to_others(self):
         if sys.version_info < (3, 11, 5):

@@ -135,8 +135,8 @@ def _set_device(name: str | None) -> None:
 
 def new_report() -> Connection:
     if hasattr(os, "memfd_create"):
-        # Some containers forbid memfds.
-        with contextlib.suppress(PermissionError):
+        # Some containers forbid memfds, with EPERM or ENOSYS.
+        with contextlib.suppress(OSError):
             return Connection(os.memfd_create("process-report"))
     with tempfile.TemporaryFile(buffering=0) as file:
         return Connection(os.dup(file.fileno()))
