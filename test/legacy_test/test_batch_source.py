@@ -363,10 +363,11 @@ class TestErrors(SourceTestCase):
     def test_wrong_arguments_are_named(self):
         sampler = BatchSampler(Numbers(3))
         for error, message, options in (
-            (TypeError, "nreaders .* 1.5", {"nreaders": 1.5}),
-            (ValueError, "nreaders .* 0", {"nreaders": 0}),
-            (ValueError, "batch_size .* -1", {"batch_size": -1}),
-            (ValueError, "capacity .* 0", {"capacity": 0}),
+            (TypeError, "nreaders.* 1.5", {"nreaders": 1.5}),
+            (TypeError, "nreaders.* True", {"nreaders": True}),
+            (ValueError, "nreaders.* 0", {"nreaders": 0}),
+            (ValueError, "batch_size.* -1", {"batch_size": -1}),
+            (ValueError, "capacity.* 0", {"capacity": 0}),
             (ValueError, "seed .* -1", {"seed": -1}),
             (
                 ValueError,

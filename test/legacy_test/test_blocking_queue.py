@@ -135,6 +135,7 @@ class TestItems(unittest.TestCase):
                 "an integer, but received 1.5",
                 lambda: BlockingQueue(1.5),
             ),
+            (TypeError, "maxsize.*True", lambda: BlockingQueue(True)),
             (ValueError, "at least 0.*-1", lambda: BlockingQueue(-1)),
             (
                 ValueError,
@@ -156,7 +157,7 @@ class TestShutDown(unittest.TestCase):
         items = BlockingQueue()
         items.put(1)
         items.shutdown()
-        with self.assertRaisesRegex(ShutDown, "Create a new one"):
+        with self.assertRaisesRegex(ShutDown, "only those that are left"):
             items.put(2)
         self.assertEqual(items.get(), 1)
         for block in (True, False):

@@ -312,8 +312,9 @@ class TestPrefetcher(WorkerTestCase):
         for capacity in (0, -1):
             with self.assertRaisesRegex(ValueError, f"received {capacity}"):
                 Prefetcher(range(3), capacity)
-        with self.assertRaisesRegex(TypeError, "received 1.5"):
-            Prefetcher(range(3), 1.5)
+        for capacity in (1.5, True):
+            with self.assertRaisesRegex(TypeError, f"received {capacity}"):
+                Prefetcher(range(3), capacity)
 
     def test_a_worker_that_waits_for_items_ends_when_stopped(self):
         gate, cleaned_up, wrongly = threading.Event(), [], []

@@ -255,8 +255,8 @@ class TestRandomNumbers(WorkerTestCase):
 class TestThreads(WorkerTestCase):
     def test_a_wrong_argument_raises_only_one_error(self):
         with mock.patch("sys.unraisablehook") as finalizer_failed:
-            for arguments in ({"target": print, "device": 1.5}, {"target": 1}):
-                with self.assertRaisesRegex(TypeError, "device|callable"):
+            for arguments in ({"target": print, "seed": 1.5}, {"target": 1}):
+                with self.assertRaisesRegex(TypeError, "seed|callable"):
                     WorkerThread(**arguments)
             gc.collect()
         finalizer_failed.assert_not_called()

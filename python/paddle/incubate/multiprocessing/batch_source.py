@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import operator
-from numbers import Integral
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -40,6 +39,7 @@ from paddle.io.dataloader.flat import _flatten_batch, _restore_batch
 from paddle.io.dataloader.tensors_in_objects import tensors_in_objects
 from paddle.io.dataloader.worker import _DatasetKind
 
+from .argument_checks import check_count
 from .blocking_queue import BlockingQueue, ShutDown
 from .interruptible import poll
 from .worker_thread import WorkerThread, checked_seed
@@ -380,9 +380,9 @@ class BatchSource:
         capacity: int = 2,
         seed: int | None = None,
     ) -> None:
-        _check_count("nreaders", nreaders)
-        _check_count("batch_size", batch_size)
-        _check_count("capacity", capacity)
+        check_count("nreaders", nreaders, 1)
+        check_count("batch_size", batch_size, 1)
+        check_count("capacity", capacity, 1)
         if batch_sampler is not None and (
             batch_size != 1 or shuffle or drop_last
         ):
@@ -474,16 +474,3 @@ class BatchSource:
             for rank in range(len(thread.queues)):
                 if rank not in self._taken:
                     thread.leave(rank, 0, 0)
-
-
-def _check_count(name: str, count: int) -> None:
-    if not isinstance(count, Integral):
-        raise TypeError(
-            f"The {name} of a BatchSource must be an integer, but received "
-            f"{count!r}."
-        )
-    if count < 1:
-        raise ValueError(
-            f"The {name} of a BatchSource must be at least 1, but received "
-            f"{count}."
-        )

@@ -22,9 +22,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from numbers import Integral
 from typing import Generic, TypeVar
 
+from .argument_checks import check_count
 from .worker_thread import Waiters, wait_for
 
 __all__ = []
@@ -81,16 +81,7 @@ class BlockingQueue(Generic[T]):
     """
 
     def __init__(self, maxsize: int = 0) -> None:
-        if not isinstance(maxsize, Integral):
-            raise TypeError(
-                "The maxsize of a BlockingQueue must be an integer, but "
-                f"received {maxsize!r}."
-            )
-        if maxsize < 0:
-            raise ValueError(
-                "The maxsize of a BlockingQueue must be at least 0, which "
-                f"means no limit, but received {maxsize}."
-            )
+        check_count("maxsize", maxsize, 0)
         self.maxsize = maxsize
         self._items: deque[T] = deque()
         # Held while items are counted and an item is added or taken, but not
@@ -237,8 +228,8 @@ class BlockingQueue(Generic[T]):
     def _raise_if_shut_down(self) -> None:
         if self._is_shut_down:
             raise ShutDown(
-                "This BlockingQueue was shut down: it accepts no more items "
-                "and has none left. Create a new one."
+                "This BlockingQueue was shut down: put() adds no more items, "
+                "and get() returns only those that are left. Create a new one."
             )
 
 

@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import paddle
 from paddle.base import core
@@ -26,32 +26,21 @@ if TYPE_CHECKING:
     from paddle._typing import PlaceLike
 
 
-class DeviceName(NamedTuple):
-    """The parts of a device name."""
-
-    kind: str
-    # None without a number after the colon.
-    index: int | None
-    # Whether the name is well formed; the device need not exist.
-    is_valid: bool
-
-
-def parse(name: str) -> DeviceName:
-    """Returns the parts of a device name."""
+def parse(name: str) -> tuple[str, int | None]:
+    """
+    Returns the type and the index of a device name. The index is None without a
+    number after the colon.
+    """
     kind, _, number = name.partition(":")
-    return DeviceName(
-        kind,
-        int(number) if number.isdecimal() else None,
-        re.fullmatch(r"[A-Za-z]\w*(:\d+)?", name) is not None,
-    )
+    return kind, int(number) if number.isdecimal() else None
 
 
 def name_of(device: PlaceLike) -> str:
     """Returns the name by which `place_of` finds a device."""
     name = str(device)
-    if isinstance(device, core.Place) or name.startswith("Place("):
+    if name.startswith("Place("):
         name = name[len("Place(") : -1]
-    if not parse(name).is_valid:
+    if not re.fullmatch(r"[A-Za-z]\w*(:\d+)?", name):
         raise ValueError(
             "The device must be a Place or a name like 'cpu' or 'gpu:0', but "
             f"received {device!r}."
@@ -65,7 +54,7 @@ def place_of(device: str) -> core.Place:
     Raises:
         RuntimeError: this process has no such device.
     """
-    kind, index, _ = parse(device)
+    kind, index = parse(device)
     counted_as = "gpu" if kind in ("cuda", "gpu_pinned") else kind
     there = 1 if kind == "cpu" else device_counts().get(counted_as, 0)
     if (index or 0) >= there:

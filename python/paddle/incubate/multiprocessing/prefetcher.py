@@ -18,9 +18,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from .argument_checks import check_count
 from .worker_thread import Waiters, WorkerThread, wait_for
 
 if TYPE_CHECKING:
@@ -126,16 +126,7 @@ class Prefetcher(Generic[T]):
     """
 
     def __init__(self, iterable: Iterable[T], capacity: int = 2) -> None:
-        if not isinstance(capacity, Integral):
-            raise TypeError(
-                "The capacity of a Prefetcher must be an integer, but received "
-                f"{capacity!r}."
-            )
-        if capacity < 1:
-            raise ValueError(
-                "The capacity of a Prefetcher must be at least 1, but received "
-                f"{capacity}."
-            )
+        check_count("capacity", capacity, 1)
         self._buffer = _Buffer(capacity)
         self._thread = _FillingThread(self._buffer, iterable)
         self._thread.start()

@@ -28,6 +28,7 @@ from paddle.base.device_counts import (
     device_names,
 )
 
+from .argument_checks import check_count
 from .device_names import parse
 
 _INSTALL_HINTS = {
@@ -71,10 +72,7 @@ def check_call(fn: Callable, args: tuple, count: int, name: str) -> None:
             "`args` must be a tuple of the arguments after the rank, such as "
             f"(x,), but received {type(args).__name__}."
         )
-    if not isinstance(count, numbers.Integral) or isinstance(count, bool):
-        raise TypeError(f"`{name}` must be an integer, but received {count!r}.")
-    if count < 0:
-        raise ValueError(f"`{name}` must be at least 0, but received {count}.")
+    check_count(name, count, 0)
 
 
 def check_seconds(name: str, seconds: float | None) -> None:
@@ -143,7 +141,7 @@ def _check_device(name: str) -> None:
         )
     if name == "cpu":
         return
-    kind, index, _ = parse(name)
+    kind, index = parse(name)
     if kind == "cpu":
         raise ValueError(
             f"The device {name!r} has an index, but there is one CPU device. "
