@@ -55,11 +55,23 @@ class TestStrategy(unittest.TestCase):
         self.addCleanup(sharing.set_sharing_strategy, before)
 
     def test_setting_the_strategy_sets_the_flag(self):
+        self.assertEqual(
+            sharing.get_all_sharing_strategies(),
+            {"file_system", "file_descriptor"},
+        )
         for strategy in sharing.get_all_sharing_strategies():
             sharing.set_sharing_strategy(strategy)
             self.assertEqual(sharing.get_sharing_strategy(), strategy)
             flag = paddle.get_flags(FILE_DESCRIPTOR_FLAG)[FILE_DESCRIPTOR_FLAG]
             self.assertEqual(flag, strategy == "file_descriptor")
+
+    def test_setting_the_flag_sets_the_strategy(self):
+        for value, strategy in (
+            (True, "file_descriptor"),
+            (False, "file_system"),
+        ):
+            paddle.set_flags({FILE_DESCRIPTOR_FLAG: value})
+            self.assertEqual(sharing.get_sharing_strategy(), strategy)
 
     def test_strategy_decides_where_a_tensor_moves(self):
         sharing.set_sharing_strategy("file_system")

@@ -270,40 +270,5 @@ class TestErrorsOfTheSender(unittest.TestCase):
             self.assertEqual(executor.submit(abs, -5).result(WAIT_S), 5)
 
 
-class TestInterface(unittest.TestCase):
-    def setUp(self):
-        self.addCleanup(
-            sharing.set_sharing_strategy, sharing.get_sharing_strategy()
-        )
-
-    def test_there_are_two_strategies(self):
-        self.assertEqual(
-            sharing.get_all_sharing_strategies(),
-            {"file_system", "file_descriptor"},
-        )
-
-    def test_strategy_can_be_set(self):
-        for strategy in ("file_descriptor", "file_system"):
-            sharing.set_sharing_strategy(strategy)
-            self.assertEqual(sharing.get_sharing_strategy(), strategy)
-
-    def test_strategy_that_is_unknown_is_refused_by_its_name(self):
-        before = sharing.get_sharing_strategy()
-        with self.assertRaisesRegex(ValueError, "carrier pigeon"):
-            sharing.set_sharing_strategy("carrier pigeon")
-        self.assertEqual(sharing.get_sharing_strategy(), before)
-
-    def test_strategy_is_the_flag_of_the_data_loader(self):
-        flag = "FLAGS_dataloader_use_file_descriptor"
-        for value, strategy in (
-            (True, "file_descriptor"),
-            (False, "file_system"),
-        ):
-            paddle.set_flags({flag: value})
-            self.assertEqual(sharing.get_sharing_strategy(), strategy)
-        sharing.set_sharing_strategy("file_descriptor")
-        self.assertTrue(paddle.get_flags(flag)[flag])
-
-
 if __name__ == "__main__":
     unittest.main()
