@@ -33,12 +33,18 @@ class TestGetTensor(unittest.TestCase):
         memory = np.full([1000], 3.0, dtype="float32")
         gone = weakref.ref(memory)
         tensor = paddle.Tensor(memory, zero_copy=True)
-        inside = tensor.get_tensor()
+        dense = tensor.get_tensor()
         del memory, tensor
         self.assertIsNotNone(gone())
-        np.testing.assert_array_equal(np.array(inside), np.full([1000], 3.0))
-        del inside
+        np.testing.assert_array_equal(np.array(dense), np.full([1000], 3.0))
+        del dense
         self.assertIsNone(gone())
+
+    def test_result_stays_valid_when_the_data_of_the_tensor_is_replaced(self):
+        tensor = paddle.full([1000], 3.0)
+        dense = tensor.get_tensor()
+        tensor.data = paddle.full([2000], 4.0)
+        np.testing.assert_array_equal(np.array(dense), np.full([1000], 3.0))
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ class _UnloadedSharedStorage:
         ) from self._error
 
     @staticmethod
-    def keep_alive(inside: Any, tensor: paddle.Tensor) -> None:
+    def keep_alive(dense: Any, tensor: paddle.Tensor) -> None:
         # Others have nothing inside that could be freed.
         if not (tensor.is_dense() or tensor.is_dist()):
             return
@@ -88,7 +88,7 @@ class _UnloadedSharedStorage:
             # Tensor. Without __init__, which needs dynamic mode and NumPy.
             kept = libpaddle.eager.Tensor.__new__(libpaddle.eager.Tensor)
             tensor._share_underline_tensor_to(kept)
-        _kept[weakref.ref(inside, _kept.pop)] = kept
+        _kept[weakref.ref(dense, _kept.pop)] = kept
 
 
 def _import_binding(name: str) -> ModuleType | _UnloadedSharedStorage:

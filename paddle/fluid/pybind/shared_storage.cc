@@ -204,7 +204,7 @@ py::array_t<uint8_t> ArrayOf(const phi::DenseTensor& tensor) {
 constexpr const char* kImplCapsule = "paddle.TensorImpl";
 
 // Keeps the implementation of a Tensor alive as long as the Python object
-// `inside`, which refers to it, as the result of get_tensor does.
+// `dense`, which refers to it, as the result of get_tensor does.
 //
 // Registers as a side effect in pybind11's internal list of patients. This is
 // the list that py::keep_alive uses, but here per object and not per binding.
@@ -215,10 +215,10 @@ constexpr const char* kImplCapsule = "paddle.TensorImpl";
 // get_tensor could return a DenseTensor that owns a shared_ptr of the Tensor's
 // implementation.
 // Requires: the calling thread holds the GIL.
-void KeepAlive(py::handle inside, const paddle::Tensor& tensor) {
+void KeepAlive(py::handle dense, const paddle::Tensor& tensor) {
   using Impl = std::shared_ptr<phi::TensorBase>;
   auto& patients = py::detail::get_internals().patients;
-  auto kept = patients.find(inside.ptr());
+  auto kept = patients.find(dense.ptr());
   if (kept != patients.end()) {
     for (PyObject* patient : kept->second) {
       if (PyCapsule_IsValid(patient, kImplCapsule) &&
@@ -233,7 +233,7 @@ void KeepAlive(py::handle inside, const paddle::Tensor& tensor) {
     std::unique_ptr<Impl> dropped(static_cast<Impl*>(pointer));
   });
   impl.release();
-  py::detail::keep_alive_impl(inside, capsule);
+  py::detail::keep_alive_impl(dense, capsule);
 }
 
 }  // namespace
@@ -331,8 +331,8 @@ void BindSharedStorage(py::module* m) {
         }
         return RebuildViews(handle, views);
       });
-  m->def("keep_alive", [](py::handle inside, const paddle::Tensor& tensor) {
-    if (tensor.impl()) KeepAlive(inside, tensor);
+  m->def("keep_alive", [](py::handle dense, const paddle::Tensor& tensor) {
+    if (tensor.impl()) KeepAlive(dense, tensor);
   });
   m->def("join", [](uint64_t tree) {
     const uint64_t joined =

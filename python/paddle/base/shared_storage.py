@@ -174,22 +174,25 @@ def ipc_collect() -> None:
     libpaddle._ipc_collect()
 
 
-def keeping_inside_alive(
+def keeping_tensor_alive(
     get_tensor: Callable[[paddle.Tensor], paddle.base.core.DenseTensor],
 ) -> Callable[[paddle.Tensor], paddle.base.core.DenseTensor]:
     """
     Wraps `Tensor.get_tensor`, whose result refers into the Tensor. The result
-    stays valid when the Tensor is dropped or its contents are replaced.
+    stays valid when the Tensor is dropped, or gets another implementation by
+    `tensor.data = other`.
     """
 
-    def get_tensor_kept(self):
-        inside = get_tensor(self)
+    def get_tensor_keeping_tensor_alive(
+        self: paddle.Tensor,
+    ) -> paddle.base.core.DenseTensor:
+        dense = get_tensor(self)
         # Not `native`, which would join the process tree.
         binding = _binding()
         if binding is not None:
-            binding.keep_alive(inside, self)
-        return inside
+            binding.keep_alive(dense, self)
+        return dense
 
-    get_tensor_kept.__name__ = get_tensor.__name__
-    get_tensor_kept.__doc__ = get_tensor.__doc__
-    return get_tensor_kept
+    get_tensor_keeping_tensor_alive.__name__ = get_tensor.__name__
+    get_tensor_keeping_tensor_alive.__doc__ = get_tensor.__doc__
+    return get_tensor_keeping_tensor_alive
