@@ -156,7 +156,13 @@ except AttributeError as error:
 
 
 @pytest.mark.parametrize(
-    "name", ["_process_group_shm", "_program_threads", "_shared_storage"]
+    "name",
+    [
+        "_predictor_threads",
+        "_process_group_shm",
+        "_program_threads",
+        "_shared_storage",
+    ],
 )
 def test_import_paddle_does_not_load_a_binding_that_it_does_not_use(
     name, run_paddle
