@@ -13,8 +13,8 @@
 # limitations under the License.
 """The binding of the C++ part of shared memory, loaded on first use.
 
-The first use, or the first start of a child, also makes this process join its
-process tree. Importing Paddle does neither.
+A process joins its process tree when it first uses shared memory or starts its
+first child, not when Paddle is imported.
 """
 
 from __future__ import annotations
