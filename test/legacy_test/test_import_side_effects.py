@@ -89,6 +89,7 @@ LOADED = {
     "paddle.base.threads.main_thread",
     "paddle.base.threads.operator_device",
     "paddle.base.threads.programs",
+    "paddle.base.threads.stream_pool",
     "paddle.base.threads.stream_scope",
     "paddle.base.threads.streams",
     "paddle.base.threads.thread_value",
