@@ -26,15 +26,19 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "paddle/phi/core/distributed/shared_memory/exchange.h"
 #include "paddle/phi/core/distributed/shared_memory/group_layout.h"
 #include "paddle/phi/core/distributed/shared_memory/group_memory.h"
+#include "paddle/phi/core/distributed/shared_memory/peer_memory.h"
 #include "test/cpp/isolated_test.h"
 #include "test/cpp/phi/shared_memory_collectives/collective_cases.h"
 #include "test/cpp/phi/shared_memory_collectives/ranks.h"
 
 namespace shared_memory_test {
 
+using phi::distributed::Exchange;
 using phi::distributed::GroupLayout;
+using phi::distributed::PeerMemory;
 using phi::distributed::SizeOf;
 using ErrorKind = CollectiveError::Kind;
 
@@ -195,6 +199,58 @@ ISOLATED_TEST(CollectivesTest, AnOperationReturnsAfterTheLastReadOfItsBuffer) {
   const Outcome outcome = OutcomeOf(
       [&] { owner.Broadcast(arenas->of_rank(0), kBytes, kByte, 0, kSoon); });
   EXPECT_TRUE(outcome.Is(ErrorKind::kTimedOut, 1)) << outcome;
+}
+
+// Reads a buffer of another rank in place, and lets that rank's operation fail
+// through `fail` before the read ends. Its caller may then change the buffer.
+// Returns what the end of the reading rank's operation threw.
+Outcome ReadWhileTheOwnerFails(const std::function<void(GroupMemory*)>& fail,
+                               bool mappable) {
+  constexpr uint64_t kBytes = 1000000;
+  const auto group = GroupInOneProcess(2);
+  const auto arenas = std::make_shared<SharedArenas>(2, mappable);
+  const OperationInfo info =
+      OperationInfo::Of("broadcast", kBytes, kByte, "", 0);
+  const PeerMemory memory_of_owner(group[0].get(), arenas);
+  const PeerMemory memory_of_reader(group[1].get(), arenas);
+  Outcome outcome;
+  Operation reader(group[1].get(), info, kNever);
+  std::thread owner([&] {
+    Operation operation(group[0].get(), info, kNever);
+    Exchange exchange(&operation, memory_of_owner, {1});
+    exchange.Start({{{arenas->of_rank(0), {kBytes}}, 1, kBytes}});
+    exchange.Run([](int) { return 0; }, [](uint64_t, uint64_t) {});
+    outcome = OutcomeOf([&] { exchange.Finish(); });
+  });
+  Exchange exchange(&reader, memory_of_reader, {0});
+  exchange.Start({{{}, 1, kBytes}});
+  std::vector<char> data(kBytes);
+  exchange.Run([](int) { return 0; },
+               [&](uint64_t begin, uint64_t end) {
+                 exchange.Copy(0, begin, end - begin, data.data());
+                 fail(group[0].get());
+                 owner.join();
+               });
+  EXPECT_TRUE(outcome.failed) << outcome;
+  return OutcomeOf([&] { exchange.Finish(); });
+}
+
+void AbortGroup(GroupMemory* group) { group->Abort(0, "for a test"); }
+void LeaveGroup(GroupMemory* group) { group->Leave(); }
+
+ISOLATED_TEST(CollectivesTest, AReadInPlaceFailsIfTheOwnersOperationFailed) {
+  const Outcome outcome = ReadWhileTheOwnerFails(AbortGroup, true);
+  EXPECT_TRUE(outcome.Is(ErrorKind::kAborted, 0)) << outcome;
+}
+
+ISOLATED_TEST(CollectivesTest, ADirectReadFailsIfTheOwnersOperationFailed) {
+  const Outcome outcome = ReadWhileTheOwnerFails(AbortGroup, false);
+  EXPECT_TRUE(outcome.Is(ErrorKind::kAborted, 0)) << outcome;
+}
+
+ISOLATED_TEST(CollectivesTest, AReadInPlaceFailsIfTheOwnerLeft) {
+  const Outcome outcome = ReadWhileTheOwnerFails(LeaveGroup, true);
+  EXPECT_TRUE(outcome.Is(ErrorKind::kLeft, 0)) << outcome;
 }
 
 ISOLATED_TEST(CollectivesTest, ABufferInSharedMemoryIsReadWhereItIs) {

@@ -25,7 +25,7 @@ namespace distributed {
 //
 // The group has failed after an error of any kind except kInvalid, kForked and
 // kUnavailable: every rank gets an error with the same kind, rank and text from
-// its in-flight operation and from all later ones.
+// an in-flight operation that still waits, and from all later ones.
 class CollectiveError : public std::runtime_error {
  public:
   enum class Kind {

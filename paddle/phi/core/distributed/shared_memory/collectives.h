@@ -41,8 +41,9 @@ class Operation;
 //
 // No rank writes to another rank's memory: a rank reads the data that it needs,
 // and an operation returns when no other rank reads this rank's memory any
-// more. After an operation fails, no other rank accesses the caller's buffers,
-// and the content of the output is undefined.
+// more. After an operation fails, another rank may still read the caller's
+// buffers in shared memory, but its own operation then fails, too. The content
+// of the output is undefined.
 //
 // All functions throw CollectiveError once the group has failed: a rank has
 // died or left, has called a different operation, has aborted one, or did not

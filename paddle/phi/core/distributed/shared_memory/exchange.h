@@ -92,7 +92,8 @@ class Exchange {
   // cannot be mapped.
   const char* Read(int rank, uint64_t begin, uint64_t bytes, char* scratch);
   void Copy(int rank, uint64_t begin, uint64_t bytes, char* to);
-  // Waits until no member reads this rank's buffers, and ends the operation.
+  // Throws unless everything that was read was unchanged meanwhile. Waits until
+  // no member reads this rank's buffers, and ends the operation.
   void Finish();
 
  private:
@@ -104,6 +105,7 @@ class Exchange {
   void Stage(uint64_t round_of_pass);
   uint64_t WindowBytes(size_t pass) const;
   uint64_t Rounds(size_t pass) const;
+  bool PeersAreReadInPlace() const;
   // Throws if the exchange needs more phases than an operation has.
   void RequirePhases();
 

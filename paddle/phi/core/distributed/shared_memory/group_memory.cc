@@ -398,12 +398,15 @@ uint64_t GroupMemory::base_of(int rank) const {
 }
 
 void GroupMemory::Leave() {
-  if (forked_.load(std::memory_order_relaxed) ||
-      left_.exchange(true, std::memory_order_relaxed)) {
+  if (forked_.load(std::memory_order_relaxed)) return;
+  // Release: a rank that acquires kLeft sees all phases of this rank.
+  if (rank_state(rank_)->state.exchange(
+          RankState::kLeft, std::memory_order_release) == RankState::kLeft) {
     return;
   }
-  // Release: a rank that acquires kLeft sees all phases of this rank.
-  rank_state(rank_)->state.store(RankState::kLeft, std::memory_order_release);
+  // Release, pairs with the acquire in Operation::~Operation: the operations of
+  // other threads fail only after the other ranks can see that this one left.
+  left_.store(true, std::memory_order_release);
   WakeAll();
 }
 
@@ -536,9 +539,9 @@ bool GroupMemory::IsDead(int rank, bool check_process) const {
   return state->state.load(std::memory_order_acquire) == RankState::kAttached;
 }
 
-void GroupMemory::CheckAlive(uint32_t channel, uint64_t sequence) {
-  last_check_.store(Clock::now().time_since_epoch().count(),
-                    std::memory_order_relaxed);
+void GroupMemory::CheckAlive(uint32_t channel,
+                             uint64_t sequence,
+                             bool check_process) {
   // This rank's lock stays held through the mapping, but without the descriptor
   // it cannot check the other ranks' locks.
   if (!file_.IsIntact()) {
@@ -551,8 +554,13 @@ void GroupMemory::CheckAlive(uint32_t channel, uint64_t sequence) {
   }
   // Checking a process costs more than checking a lock, so each call checks the
   // process of only one rank. Different ranks begin with different processes.
-  uint32_t check = checks_.fetch_add(1, std::memory_order_relaxed);
-  int turn = static_cast<int>((rank_ + 1 + check) % size());
+  int turn = -1;
+  if (check_process) {
+    last_check_.store(Clock::now().time_since_epoch().count(),
+                      std::memory_order_relaxed);
+    uint32_t check = checks_.fetch_add(1, std::memory_order_relaxed);
+    turn = static_cast<int>((rank_ + 1 + check) % size());
+  }
   for (int rank = 0; rank < size(); ++rank) {
     bool left = HasLeft(rank);
     if (!left && !IsDead(rank, rank == turn)) continue;

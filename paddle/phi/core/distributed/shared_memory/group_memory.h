@@ -163,8 +163,11 @@ class GroupMemory {
   bool HasLeft(int rank) const;
   bool IsDead(int rank, bool check_process) const;
   // Fails the group if a member of the channel died or left before it ended the
-  // operation `sequence`, or if a rank that is not a member has died.
-  void CheckAlive(uint32_t channel, uint64_t sequence);
+  // operation `sequence`, or if a rank that is not a member has died. Without
+  // `check_process`, a rank counts as dead only when its lock was released.
+  void CheckAlive(uint32_t channel,
+                  uint64_t sequence,
+                  bool check_process = true);
   // Calls CheckAlive, unless the last call was less than kCheckInterval ago.
   void CheckAliveIfDue(uint32_t channel, uint64_t sequence);
 
@@ -194,8 +197,8 @@ class GroupMemory {
   std::vector<TransferBlock> transfer_blocks_;  // the reserved ones
   // Serializes the failure reports of this rank's threads.
   std::mutex report_mutex_;
+  std::atomic<bool> left_{false};  // set after this rank's RankState
   // Relaxed: no other data is published through them.
-  std::atomic<bool> left_{false};
   std::atomic<bool> forked_{false};
   std::atomic<Clock::rep> last_check_{0};
   std::atomic<uint32_t> checks_{0};

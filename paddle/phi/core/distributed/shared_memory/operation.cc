@@ -15,6 +15,7 @@
 #include "paddle/phi/core/distributed/shared_memory/operation.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <thread>
 
@@ -121,15 +122,21 @@ void Operation::Begin(const OperationInfo& info) {
 
 Operation::~Operation() {
   // A child of fork destroys copies of its parent's operations.
-  if (!begun_ || ended_ || group_->forked_.load(std::memory_order_relaxed) ||
-      group_->left_.load(std::memory_order_relaxed)) {
+  if (!begun_ || ended_ || group_->forked_.load(std::memory_order_relaxed)) {
     return;
   }
-  group_->Fail(Kind::kAborted,
-               group_->rank(),
-               group_->Describe(group_->rank()) + " aborted " + Text() +
-                   " because of its own error. See that rank's output, and "
-                   "start all ranks again.");
+  if (!group_->left_.load(std::memory_order_relaxed)) {
+    group_->Fail(Kind::kAborted,
+                 group_->rank(),
+                 group_->Describe(group_->rank()) + " aborted " + Text() +
+                     " because of its own error. See that rank's output, and "
+                     "start all ranks again.");
+  }
+  // From now on the caller may change the buffers that others read in place.
+  // Release, pairs with the acquire in ConfirmReads: a rank that reads such a
+  // change sees that the group has failed or that this rank has left. Acquire:
+  // also if another rank or thread stored that, and this thread only saw it.
+  std::atomic_thread_fence(std::memory_order_acq_rel);
 }
 
 void Operation::Publish(uint64_t phase) {
@@ -285,6 +292,18 @@ void Operation::ThrowTimedOut(int member) {
 
 void Operation::CheckRanks() {
   group_->CheckAliveIfDue(channel_, sequence_);
+  group_->ThrowIfUnusable();
+}
+
+void Operation::ConfirmReads() {
+  // Acquire, pairs with the release in the destructor. If this thread has read
+  // something that the owner wrote after its operation failed, then it sees the
+  // failure below. Without the fence, the failure could be read before the
+  // data.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  // Not the processes: reading their status takes 15 to 30 us. A rank that is
+  // exiting, but still has its lock, does not change its memory.
+  group_->CheckAlive(channel_, sequence_, /*check_process=*/false);
   group_->ThrowIfUnusable();
 }
 

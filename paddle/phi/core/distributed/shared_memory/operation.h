@@ -39,9 +39,11 @@ namespace distributed {
 // staging memory. If they read one of its buffers in place, the member waits
 // for a later phase of theirs before it ends.
 //
-// All functions throw CollectiveError once the group has failed: a rank has
-// died, left, aborted, called a different operation, or did not arrive before
-// the timeout. Destroying an operation that has not ended aborts the group.
+// The constructors, CheckRanks, ConfirmReads and the waits throw
+// CollectiveError once the group has failed: a rank has died, left, aborted,
+// called a different operation, or did not arrive before the timeout. A wait
+// for a phase that was already published returns, even if the group has failed
+// since. Destroying an operation that has not ended aborts the group.
 //
 // Not thread-safe. Operations of different channels may be in flight
 // concurrently on several threads; operations of one channel are serialized.
@@ -75,6 +77,9 @@ class Operation {
   // Throws if the group has failed, as a wait would. Cheap; meant for long
   // computations between two waits.
   void CheckRanks();
+  // Throws unless all data that this rank has read in place was unchanged until
+  // now: the owner of a buffer may change it after its own operation failed.
+  void ConfirmReads();
   // Fails the group because this rank cannot read a buffer of `rank`: the error
   // says that `rank` has died if it has, otherwise it has this reason. Waits
   // briefly, because a dying process loses its memory before it counts as dead.
