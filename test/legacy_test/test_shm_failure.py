@@ -339,6 +339,81 @@ def all_reduce_in_slow_new_group() -> float:
         return all_reduce_in_new_group()
 
 
+def new_group_with_a_second_to_join() -> None:
+    second = datetime.timedelta(seconds=1)
+    with mock.patch.object(shared_memory_group, "_SHORTEST_JOIN", second):
+        dist.new_group()
+
+
+def all_reduce_in_brief_new_group() -> float:
+    """Joins later than the timeout of the group on rank 1."""
+    join = shared_memory_group._join_machine
+    timeout = datetime.timedelta(milliseconds=300)
+
+    def join_late(*args: Any) -> Any:
+        time.sleep(1.0 * dist.get_rank())
+        return join(*args)
+
+    with mock.patch.object(shared_memory_group, "_join_machine", join_late):
+        group = dist.new_group(timeout=timeout)
+    dist.barrier()
+    x = paddle.ones([10])
+    dist.all_reduce(x, group=group)
+    return float(x[0])
+
+
+def interrupt_soon(number: int) -> None:
+    os_kill = functools.partial(os.kill, os.getpid(), number)
+    threading.Timer(0.2, os_kill).start()
+
+
+def send_until_interrupted() -> bool:
+    """Returns whether Ctrl-C ended a send that the other rank does not match.
+
+    Both ranks send first.
+    """
+    # A shell lets programs that it runs in the background ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        interrupt_soon(signal.SIGINT)
+        send_to_the_other()
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def send_to_the_other() -> None:
+    dist.send(paddle.ones([10]), 1 - dist.get_rank())
+
+
+def wait_until_interrupted() -> bool:
+    """Returns whether Ctrl-C ended the wait for an operation."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    x = paddle.ones([10])
+    task = dist.all_reduce(x, sync_op=False)
+    _kept["task"] = task, x
+    try:
+        interrupt_soon(signal.SIGINT)
+        task.wait()
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def all_reduce_and_handle_signal() -> list[float]:
+    """Returns the results of an operation, and of one of a signal handler."""
+    found = []
+
+    def handle(*args: Any) -> None:
+        found.append(all_reduce())
+
+    signal.signal(signal.SIGUSR1, handle)
+    interrupt_soon(signal.SIGUSR1)
+    result = all_reduce()
+    wait_until(lambda: found, "the handler runs")
+    return [result, *found]
+
+
 def new_group_without_storage() -> str:
     """Returns the error of creating a group without a library."""
 
@@ -741,7 +816,7 @@ class TestShmFailure(RanksTestCase):
     def test_rank_of_unknown_process_is_named_after_the_timeout(self):
         ranks = self.start_group(2, **SHORT)
         ranks.begin(new_group_of_unknown_process, ranks=[1])
-        ranks.begin(dist.new_group, ranks=[0])
+        ranks.begin(new_group_with_a_second_to_join, ranks=[0])
         self.assert_all_name(
             ranks.outcomes([0]), "rank 1 did not attach", "1000 ms"
         )
@@ -784,6 +859,31 @@ class TestShmFailure(RanksTestCase):
         (text,) = ranks.outcomes([2])
         self.assertIn(f"Rank 1 (process {ranks.pids[1]}) has died", text)
         self.assertIn("cannot attach to the shared memory of rank 0", text)
+
+    def test_joining_may_take_longer_than_the_timeout_of_the_group(self):
+        ranks = self.start_group(2)
+        self.assertEqual(ranks.call(all_reduce_in_brief_new_group), [2.0, 2.0])
+
+    def test_ctrl_c_ends_an_operation_and_fails_the_others(self):
+        # The timeout of the default group is longer than a test waits.
+        ranks = self.start_group(2)
+        ranks.begin(send_to_the_other, ranks=[1])
+        self.assertEqual(ranks.call(send_until_interrupted, ranks=[0]), [True])
+        self.assert_all_name(ranks.outcomes([1]), "rank 0", "aborted send")
+
+    def test_ctrl_c_ends_a_wait_and_leaves_the_operation_in_flight(self):
+        ranks = self.start_group(2)
+        self.assertEqual(ranks.call(wait_until_interrupted, ranks=[0]), [True])
+        self.assertEqual(ranks.call(all_reduce, ranks=[1]), [2.0])
+        self.assertEqual(ranks.call(finish_waiting, ranks=[0]), [(True, 2.0)])
+
+    def test_handler_of_another_signal_runs_after_the_operation(self):
+        ranks = self.start_group(2)
+        ranks.begin(all_reduce_and_handle_signal, ranks=[0])
+        time.sleep(0.5)
+        for _ in range(2):
+            self.assertEqual(ranks.call(all_reduce, ranks=[1]), [2.0])
+        self.assertEqual(ranks.outcomes([0]), [[2.0, 2.0]])
 
     def test_timeout_that_is_too_short(self):
         ranks = self.start_group(2)

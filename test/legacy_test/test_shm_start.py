@@ -96,6 +96,34 @@ worker = WorkerThread(work, daemon=True)
 worker.start()
 assert begun.wait(60)
 """
+REPEAT = """
+import atexit, datetime, sys
+from multiprocessing import get_context, util
+from paddle.base import core
+from paddle.distributed import shared_memory_group
+
+class Group:
+    def __init__(self, store, number):
+        timeout = datetime.timedelta(minutes=1)
+        self.process_group = shared_memory_group.join(
+            store, 0, 1, number, timeout
+        )
+
+def repeat():
+    store = core.TCPStore("127.0.0.1", int(sys.argv[2]), True, 1, 60)
+    counts = []
+    for number in range(3):
+        shared_memory_group.leave([Group(store, number)])
+        counts.append((atexit._ncallbacks(), len(util._finalizer_registry)))
+    with open(sys.argv[1], "a") as report:
+        report.write(f"{counts[2] == counts[0]}\\n")
+
+if __name__ == "__main__":
+    repeat()
+    child = get_context("fork").Process(target=repeat)
+    child.start()
+    child.join()
+"""
 REFUSE = """
 import sys
 import paddle
@@ -230,6 +258,12 @@ class TestShmStart(RanksTestCase):
                 )
                 self.assertEqual(report, ["used the group"])
                 os.remove(self.report)
+
+    def test_repeated_groups_register_no_more_exit_functions(self):
+        report = self.report_of(
+            [sys.executable], REPEAT, str(free_port()), PADDLE_TRAINER_ID="0"
+        )
+        self.assertEqual(report, ["True\n", "True\n"])
 
     def test_launch(self):
         folder = os.path.dirname(self.script)

@@ -14,6 +14,7 @@
 
 #include "paddle/fluid/pybind/process_group_shm.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -218,6 +219,25 @@ class GroupStore : public Store {
   size_t next_ = 0;                 // guarded by mutex_
 };
 
+// Throws KeyboardInterrupt if SIGINT has arrived and has Python's own handler.
+// Has no effect on other threads than the main thread. Does not run any other
+// handler, which could call the group again while an operation is in flight;
+// Python runs it when the operation has ended.
+void RaiseKeyboardInterrupt() {
+  const py::gil_scoped_acquire gil;
+  // The module written in C: any Python code, even an import, could run the
+  // handlers of signals that have arrived.
+  const py::handle signals =
+      PyDict_GetItemString(PyImport_GetModuleDict(), "_signal");
+  if (signals &&
+      signals.attr("getsignal")(SIGINT).is(
+          signals.attr("default_int_handler")) &&
+      PyOS_InterruptOccurred() != 0) {
+    PyErr_SetNone(PyExc_KeyboardInterrupt);
+    throw py::error_already_set();
+  }
+}
+
 phi::DenseTensor DenseTensorOf(const paddle::Tensor& tensor) {
   const auto dense = std::dynamic_pointer_cast<phi::DenseTensor>(tensor.impl());
   PADDLE_ENFORCE_NOT_NULL(dense,
@@ -287,12 +307,16 @@ void BindProcessGroupShm(py::module* m) {
              int world_size,
              int group_id,
              int64_t timeout_milliseconds,
+             int64_t time_to_join_milliseconds,
              const std::optional<py::capsule>& locator) {
             ProcessGroupShmOptions options{};
             options.rank = rank;
             options.size = world_size;
             options.group_id = group_id;
             options.timeout = std::chrono::milliseconds(timeout_milliseconds);
+            options.time_to_join =
+                std::chrono::milliseconds(time_to_join_milliseconds);
+            options.check_interrupt = RaiseKeyboardInterrupt;
             if (locator) {
               options.resolver = std::make_shared<SharedTensorResolver>(
                   *locator->get_pointer<const SharedLocator>());
@@ -309,6 +333,7 @@ void BindProcessGroupShm(py::module* m) {
           py::arg("world_size"),
           py::arg("group_id"),
           py::arg("timeout_milliseconds"),
+          py::arg("time_to_join_milliseconds"),
           py::arg("locator"))
       .def(
           "all_gather",

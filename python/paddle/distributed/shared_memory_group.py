@@ -21,6 +21,7 @@ import atexit
 import collections
 import contextlib
 import datetime
+import functools
 import os
 import socket
 import sys
@@ -59,6 +60,7 @@ _LARGEST_ID = (1 << 19) - 1
 
 # The groups that this process has joined and not left, and their timeouts.
 _joined: dict[ProcessGroup | HierarchicalGroup, datetime.timedelta] = {}
+_finalizer: util.Finalize | None = None
 
 
 def check_mode(backend: str) -> None:
@@ -107,14 +109,7 @@ def join(
         _wait_for_failures(store, group_id, rank, world_size, processes)
         raise
     if not _joined:
-        # atexit runs the last registered function first, so this runs before
-        # Paddle destroys its groups.
-        atexit.register(_leave_all)
-        _stop_workers_before_leaving()
-        if parent_process() is not None:
-            # Children that multiprocessing forks skip atexit handlers. Worker
-            # threads are stopped before, with a higher priority.
-            util.Finalize(None, _leave_all, exitpriority=5)
+        _leave_at_exit()
     _joined[group] = timeout
     return group
 
@@ -162,7 +157,13 @@ def _join(
         raise
     if len(set(machines.values())) == 1:
         return _join_machine(
-            own_store, rank, world_size, group_id, timeout, locator
+            own_store,
+            rank,
+            world_size,
+            group_id,
+            timeout,
+            time_to_join,
+            locator,
         )
     return _join_machines(
         own_store,
@@ -292,6 +293,7 @@ def _join_machine(
     world_size: int,
     group_id: int,
     timeout: datetime.timedelta,
+    time_to_join: datetime.timedelta,
     locator: Any,
 ) -> ProcessGroup:
     try:
@@ -301,6 +303,7 @@ def _join_machine(
             world_size,
             group_id,
             timeout // _MILLISECOND,
+            time_to_join // _MILLISECOND,
             locator,
         )
     except RuntimeError as error:
@@ -362,6 +365,7 @@ def _join_machines(
             len(here),
             inner_id(1 + topology.machine),
             timeout,
+            time_to_join,
             locator,
         )
         # Create the listeners only now: before, the ranks here would not be
@@ -438,6 +442,27 @@ def leave(groups: Iterable[Group]) -> None:
 def timeout_of(process_group: object) -> datetime.timedelta | None:
     """Returns the timeout of a group; None if another backend created it."""
     return _joined.get(process_group)
+
+
+def _leave_at_exit() -> None:
+    """Makes this process leave its groups when it exits."""
+    global _finalizer
+    _register_exit_functions()
+    # Children that multiprocessing forks skip atexit handlers, and do not
+    # inherit finalizers. Worker threads are stopped before, with a higher
+    # priority.
+    if parent_process() is not None and not (
+        _finalizer is not None and _finalizer.still_active()
+    ):
+        _finalizer = util.Finalize(None, _leave_all, exitpriority=5)
+
+
+@functools.cache
+def _register_exit_functions() -> None:
+    # atexit runs the last registered function first, so this runs before Paddle
+    # destroys its groups.
+    atexit.register(_leave_all)
+    _stop_workers_before_leaving()
 
 
 def _stop_workers_before_leaving() -> None:

@@ -452,14 +452,14 @@ void AwaitMembers(Store* store,
     missing.push_back(rank);
     memory.ThrowIfUnusable();
     if (std::chrono::duration_cast<std::chrono::milliseconds>(
-            Clock::now() - start) > options.timeout) {
+            Clock::now() - start) > options.time_to_join) {
       const int first = *std::min_element(missing.begin(), missing.end());
       throw CollectiveError(
           CollectiveError::Kind::kTimedOut,
           first,
           "Rank " + std::to_string(first) +
               " did not attach to the group's memory within " +
-              std::to_string(options.timeout.count()) +
+              std::to_string(options.time_to_join.count()) +
               " ms. Check why it is stopped, slow or in other code, or pass "
               "a longer timeout.");
     }
@@ -483,6 +483,16 @@ void AwaitMembers(Store* store,
     if (failure == nullptr) throw;
   }
   if (failure != nullptr) std::rethrow_exception(failure);
+}
+
+// Returns a function that calls `check_interrupt` on the calling thread, and
+// does nothing on other threads.
+std::function<void()> OnThisThread(std::function<void()> check_interrupt) {
+  if (!check_interrupt) return {};
+  return [check_interrupt = std::move(check_interrupt),
+          thread = std::this_thread::get_id()] {
+    if (std::this_thread::get_id() == thread) check_interrupt();
+  };
 }
 
 // Called on rank 0. If a rank does not attach, fails the group in its memory,
@@ -530,8 +540,13 @@ auto RaisingPaddleErrors(const Call& call) -> decltype(call()) {
 
 }  // namespace
 
-ShmTask::ShmTask(int rank, CommType type, bool sync_op)
-    : ProcessGroup::Task(rank, type, sync_op), process_(getpid()) {
+ShmTask::ShmTask(int rank,
+                 CommType type,
+                 bool sync_op,
+                 std::function<void()> check_interrupt)
+    : ProcessGroup::Task(rank, type, sync_op),
+      process_(getpid()),
+      check_interrupt_(std::move(check_interrupt)) {
   is_completed_ = sync_op;
 }
 
@@ -554,13 +569,22 @@ bool ShmTask::WaitFor(Seconds timeout) {
   // A longer one could overflow the clock's type.
   constexpr Seconds kLongest = std::chrono::hours(24 * 365);
   EnforceNotForked();
+  using Clock = std::chrono::steady_clock;
+  if (timeout == Seconds::zero()) timeout = kLongest;
+  const Clock::time_point deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                         std::clamp(timeout, -kLongest, kLongest));
   std::unique_lock<std::mutex> lock(mutex_);
   const auto completed = [this] { return is_completed_; };
-  if (timeout == Seconds::zero()) {
-    completed_.wait(lock, completed);
-  } else if (!completed_.wait_for(
-                 lock, std::clamp(timeout, -kLongest, kLongest), completed)) {
-    return false;
+  while (!completed_.wait_until(
+      lock,
+      std::min(deadline, Clock::now() + GroupMemory::kInterruptInterval),
+      completed)) {
+    if (Clock::now() >= deadline) return false;
+    if (!check_interrupt_) continue;
+    lock.unlock();
+    check_interrupt_();
+    lock.lock();
   }
   if (error_) std::rethrow_exception(error_);
   return true;
@@ -576,15 +600,17 @@ ProcessGroupShm::ProcessGroupShm(
     : ProcessGroup(options.rank, options.size, options.group_id),
       process_(getpid()),
       timeout_(options.timeout),
+      check_interrupt_(OnThisThread(options.check_interrupt)),
       joined_(std::make_shared<JoinedGroup>()),
       queue_(std::make_unique<OperationQueue>()) {
   RaisingPaddleErrors([&] {
     joined_->memory = MakeMemory(store.get(), options);
+    joined_->memory->set_check_interrupt(check_interrupt_);
     if (options.rank == 0) {
       WaitForMembers(store.get(), options, joined_->memory.get());
     }
     joined_->collectives = std::make_unique<Collectives>(
-        joined_->memory.get(), options.resolver, timeout_);
+        joined_->memory.get(), options.resolver, options.time_to_join);
   });
 }
 
@@ -654,7 +680,7 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Submit(OperationQueue* queue,
                     timeout = timeout_] {
     RaisingPaddleErrors([&] { operation(joined->collectives.get(), timeout); });
   };
-  auto task = std::make_shared<ShmTask>(rank_, type, sync_op);
+  auto task = std::make_shared<ShmTask>(rank_, type, sync_op, check_interrupt_);
   if (sync_op) {
     queue->Run(run);
     return task;

@@ -40,8 +40,13 @@ struct ProcessGroupShmOptions {
   int group_id;
   // How long an operation waits for the other ranks.
   std::chrono::milliseconds timeout;
+  std::chrono::milliseconds time_to_join;  // how long joining waits for them
   // Finds tensors in shared memory. May be null, on all ranks.
   std::shared_ptr<phi::distributed::SharedMemoryResolver> resolver;
+  // Called several times per second while the thread that joins waits in an
+  // operation or for one. May throw, which ends the wait, and must not use the
+  // group. May be empty.
+  std::function<void()> check_interrupt;
 };
 
 // An operation that is in flight or complete. Thread-safe.
@@ -49,15 +54,20 @@ class ShmTask : public ProcessGroup::Task {
  public:
   using Seconds = std::chrono::duration<double>;
 
-  // A synchronous operation must be complete.
-  ShmTask(int rank, phi::distributed::CommType type, bool sync_op);
+  // A synchronous operation must be complete. `check_interrupt` is called while
+  // a thread waits, and may be empty.
+  ShmTask(int rank,
+          phi::distributed::CommType type,
+          bool sync_op,
+          std::function<void()> check_interrupt);
 
   // The operation has ended, with an error unless it is null.
   void EndWith(std::exception_ptr error);
 
   bool IsCompleted() override;
   // Waits until the operation has ended, and throws its error. Returns false
-  // after the timeout, if that is not zero; the operation then continues.
+  // after the timeout, if that is not zero. After that, and after an exception
+  // of `check_interrupt`, the operation continues.
   bool WaitFor(Seconds timeout);
   bool Wait(std::chrono::milliseconds timeout) override {
     static_assert(kWaitTimeout == std::chrono::milliseconds::zero());
@@ -69,6 +79,7 @@ class ShmTask : public ProcessGroup::Task {
   void EnforceNotForked() const;
 
   const int process_;
+  const std::function<void()> check_interrupt_;
   std::condition_variable completed_;
   std::exception_ptr error_;
 };
@@ -233,6 +244,7 @@ class ProcessGroupShm : public ProcessGroup {
 
   const int process_;  // the process that created the group
   const std::chrono::milliseconds timeout_;
+  const std::function<void()> check_interrupt_;
   mutable std::mutex mutex_;
   std::shared_ptr<JoinedGroup> joined_;  // guarded by mutex_; null after Leave
   // The queue of collective operations.

@@ -18,9 +18,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "paddle/phi/core/distributed/shared_memory/collective_error.h"
@@ -92,6 +94,14 @@ class GroupMemory {
   static constexpr uint64_t random_number_offset() {
     return offsetof(GroupStart, random_number);
   }
+
+  // Sets a function that threads call once per interval while they wait in an
+  // operation. It may throw, which aborts the operation. Requires: no operation
+  // is in flight.
+  void set_check_interrupt(std::function<void()> check_interrupt) {
+    check_interrupt_ = std::move(check_interrupt);
+  }
+  static constexpr std::chrono::milliseconds kInterruptInterval{100};
 
   // Leaves the group. Operations that need this rank fail, including operations
   // in which other threads of this process wait. Later calls have no effect.
@@ -192,6 +202,7 @@ class GroupMemory {
   uint64_t random_number_;
   std::chrono::microseconds spin_;
   int rank_;
+  std::function<void()> check_interrupt_;
   std::vector<ChannelState> channels_;
   std::mutex transfers_mutex_;                  // guards transfer_blocks_
   std::vector<TransferBlock> transfer_blocks_;  // the reserved ones

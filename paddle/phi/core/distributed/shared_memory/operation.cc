@@ -203,6 +203,8 @@ void Operation::WaitForMember(int member, uint64_t progress) {
   };
   if (has_arrived() || SpinUntil(*other, progress)) return;
   Clock::time_point next_check = Clock::now() + GroupMemory::kCheckInterval;
+  Clock::time_point next_interrupt =
+      Clock::now() + GroupMemory::kInterruptInterval;
   for (;;) {
     Sleep(other, progress);
     if (has_arrived()) return;
@@ -212,6 +214,10 @@ void Operation::WaitForMember(int member, uint64_t progress) {
       group_->CheckAlive(channel_, sequence_);
       group_->ThrowIfUnusable();
       next_check = now + GroupMemory::kCheckInterval;
+    }
+    if (now >= next_interrupt && group_->check_interrupt_) {
+      group_->check_interrupt_();
+      next_interrupt = now + GroupMemory::kInterruptInterval;
     }
     if (now >= deadline_) ThrowTimedOut(member);
   }
