@@ -67,6 +67,7 @@ LATER = {
     "multiprocessing.queues",
     "paddle.base.process_tree",
     "paddle.distributed.hierarchical_group",
+    "paddle.distributed.machine_connections",
     "paddle.distributed.machine_transfers",
     "paddle.distributed.python_process_group",
     "paddle.distributed.thread_process_group",

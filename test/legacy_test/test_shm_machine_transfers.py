@@ -62,11 +62,11 @@ import paddle
 import paddle.distributed as dist
 from paddle.base import core
 from paddle.distributed import (
-    leader_links,
+    machine_connections,
     machine_transfers,
     shared_memory_group,
 )
-from paddle.distributed.leader_links import Listener
+from paddle.distributed.machine_connections import Listener
 
 # float8 and int8 are moved, but not by every collective operation.
 TYPES = [*MOVED_TYPES, "int8", "complex128", "float8_e4m3fn"]
@@ -263,7 +263,9 @@ class TestTransfersInOneProcess(unittest.TestCase):
     def test_transfers_do_not_wait_for_a_silent_stranger(self):
         first, second = self.start()
         with (
-            mock.patch.object(leader_links, "_REPLY_TIMEOUT_S", 2 * WAIT_S),
+            mock.patch.object(
+                machine_connections, "REPLY_TIMEOUT_S", 2 * WAIT_S
+            ),
             socket.create_connection(self.address, WAIT_S),
         ):
             self.check_send(first, second)

@@ -59,6 +59,8 @@ import paddle.distributed as dist
 from paddle.distributed import (
     hierarchical_group,
     leader_links,
+    machine_connections,
+    python_process_group,
     shared_memory_group,
 )
 from paddle.distributed.communication.batch_isend_irecv import (
@@ -131,10 +133,10 @@ def join_where_one_has_no_memory(machines: list[str], failing: int) -> None:
 
 
 def join_where_one_cannot_listen(machines: list[str], failing: int) -> None:
-    listener = leader_links.Listener
+    listener = machine_connections.Listener
     if int(os.environ["PADDLE_TRAINER_ID"]) == failing:
         listener = raise_error
-    with mock.patch.object(leader_links, "Listener", listener):
+    with mock.patch.object(machine_connections, "Listener", listener):
         join_on(machines)
 
 
@@ -883,7 +885,7 @@ def probing_often() -> contextlib.AbstractContextManager:
     """Ranks that connect in this context detect after two seconds that they
     cannot reach each other."""
     return mock.patch.multiple(
-        leader_links, _IDLE_S=1, _PROBE_INTERVAL_S=1, _PROBES=1
+        machine_connections, _IDLE_S=1, _PROBE_INTERVAL_S=1, _PROBES=1
     )
 
 
@@ -944,7 +946,9 @@ class TestLeaderLinks(unittest.TestCase):
     """Two leaders in one process, connected as if between machines."""
 
     def connect(self, listeners=None):
-        listeners = listeners or [leader_links.Listener() for _ in range(2)]
+        listeners = listeners or [
+            machine_connections.Listener() for _ in range(2)
+        ]
         addresses = [listener.address for listener in listeners]
         links = [None, None]
 
@@ -966,7 +970,7 @@ class TestLeaderLinks(unittest.TestCase):
     def test_results_and_errors_of_calls_propagate(self):
         first, _ = self.connect()
         self.assertEqual(first.run(lambda: 3), 3)
-        with mock.patch.object(leader_links, "_REPLY_TIMEOUT_S", 0.01):
+        with mock.patch.object(leader_links, "REPLY_TIMEOUT_S", 0.01):
             with self.assertRaisesRegex(OSError, "no memory"):
                 first.run(raise_error)
         self.assertEqual(first.run(lambda: 4), 4)
@@ -1002,7 +1006,7 @@ class TestLeaderLinks(unittest.TestCase):
         self.assertEqual(first.run(lambda: 3), 3)
 
     def test_connection_without_the_key_is_closed(self):
-        listeners = [leader_links.Listener() for _ in range(2)]
+        listeners = [machine_connections.Listener() for _ in range(2)]
         host, port, _ = listeners[0].address.split()
         with socket.create_connection((host, int(port)), WAIT_S) as stranger:
             stranger.sendall(bytes(20))
@@ -1017,7 +1021,7 @@ class TestLeaderLinks(unittest.TestCase):
         for name, found in (("lo", "127.0.0.1 "), ("none", "'none'")):
             with mock.patch.dict(os.environ, GLOO_SOCKET_IFNAME=name):
                 try:
-                    listener = leader_links.Listener()
+                    listener = machine_connections.Listener()
                     listener.close()
                     text = listener.address
                 except RuntimeError as error:
@@ -1344,7 +1348,7 @@ class TestShmMachines(MachinesTestCase):
             )
 
     def test_tasks_have_the_methods_of_paddles_tasks(self):
-        check_task(self, hierarchical_group.Task)
+        check_task(self, python_process_group.Task)
 
     def test_unsupported_operations_raise_not_implemented(self):
         ranks = self.start_on(["a", "b"])

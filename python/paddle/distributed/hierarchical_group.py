@@ -35,7 +35,7 @@ import paddle
 from paddle.base.core import ReduceOp
 
 from .leader_links import LONGEST_CALL_S, LinkError
-from .python_process_group import PythonProcessGroup
+from .python_process_group import PythonProcessGroup, Task, enforce_not_forked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,55 +102,6 @@ class Topology(NamedTuple):
             f"Rank {rank} is not in this group of "
             f"{sum(map(len, self.machines))} ranks. Pass one of its ranks."
         )
-
-
-def _enforce_not_forked(process: int) -> None:
-    if os.getpid() != process:
-        raise RuntimeError(
-            f"This process was forked from process {process}, which has joined "
-            "the group; a forked process is not a rank of the group. "
-            "Communicate in the parent, or start ranks with "
-            "paddle.distributed.spawn."
-        )
-
-
-class Task:
-    """An operation that is in flight or complete."""
-
-    def __init__(self, sync_op: bool):
-        self._process = os.getpid()
-        self._sync_op = sync_op
-        self._ended = threading.Event()
-        self._failure: str | None = None
-
-    def end(self, failure: str | None) -> None:
-        self._failure = failure
-        self._ended.set()
-
-    def is_completed(self) -> bool:
-        return self._ended.is_set()
-
-    def is_sync(self) -> bool:
-        return self._sync_op
-
-    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """
-        Waits until the operation completes, and raises its error. Returns False
-        after the timeout; the operation then continues. A timeout of zero means
-        no timeout, as with other groups.
-        """
-        _enforce_not_forked(self._process)
-        seconds = None
-        if timeout:
-            seconds = min(timeout.total_seconds(), threading.TIMEOUT_MAX)
-        if not self._ended.wait(seconds):
-            return False
-        if self._failure is not None:
-            raise RuntimeError(self._failure)
-        return True
-
-    def synchronize(self) -> None:
-        self.wait()
 
 
 class TransferTask:
@@ -277,7 +228,9 @@ def _enforce_usable(name: str, *tensors: Tensor) -> None:
             )
 
 
-def _enforce_elements(name: str, larger: Tensor, part: Tensor, parts: int):
+def _enforce_elements(
+    name: str, larger: Tensor, part: Tensor, parts: int
+) -> None:
     if larger.size != part.size * parts:
         raise ValueError(
             f"{name} got a tensor of {larger.size} elements and a tensor of "
@@ -286,7 +239,7 @@ def _enforce_elements(name: str, larger: Tensor, part: Tensor, parts: int):
         )
 
 
-def _enforce_one_per_rank(name: str, tensors: list[Tensor], ranks: int):
+def _enforce_one_per_rank(name: str, tensors: list[Tensor], ranks: int) -> None:
     if len(tensors) != ranks:
         raise ValueError(
             f"{name} got a list of {len(tensors)} tensors, but the group has "
@@ -509,7 +462,7 @@ class HierarchicalGroup(PythonProcessGroup):
         self, name: str, way: str, tensor: Tensor, peer: int, sync_op: bool
     ) -> Task | TransferTask:
         """Begins a transfer within this machine or between machines."""
-        _enforce_not_forked(self._process)
+        enforce_not_forked(self._process)
         machine, index = self.topology.locate(peer)
         if peer == self._rank:
             raise ValueError(
@@ -881,7 +834,7 @@ class HierarchicalGroup(PythonProcessGroup):
     ) -> Task:
         """Runs an operation on the group thread, once all ranks have called
         operations with the same description."""
-        _enforce_not_forked(self._process)
+        enforce_not_forked(self._process)
         task = Task(sync_op)
         with self._mutex:
             if self._left:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import functools
 import os
 import queue
@@ -28,145 +27,37 @@ import socket
 import struct
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING, Any, Callable
 
 from paddle.base import core
+
+from .machine_connections import (
+    MAX_POLL_MS,
+    REPLY_TIMEOUT_S,
+    close_when_forked,
+    connect,
+    probe_when_idle,
+    receive,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paddle.base.core import ProcessGroup, Store
 
-_SIOCGIFADDR = 0x8915
-_KEY_BYTES = 16
-# A leader's number, or the length of a message, which precedes its text. An
-# empty text means that the leader leaves.
-_UINT32 = struct.Struct("!I")
-# poll() takes a C int.
-MAX_POLL_MS = 2**31 - 1
-# A leader that is not stopped answers within this time. A text fits into the
-# socket buffers.
-_REPLY_TIMEOUT_S = 5.0
+    from .machine_connections import Listener
+
+# The length of a message, which precedes its text. An empty text means that the
+# leader leaves. A text fits into the socket buffers.
+_LENGTH = struct.Struct("!I")
 # A gloo call fails after 30 seconds.
 LONGEST_CALL_S = 35.0
-# A machine or network that fails closes no connection. So the kernel probes a
-# connection that was idle for _IDLE_S, and closes it after _PROBES unanswered
-# probes. This is sooner than gloo's timeout, whose error does not name the lost
-# leader.
-_IDLE_S = 10
-_PROBE_INTERVAL_S = 5
-_PROBES = 3
-
-# The objects whose descriptors a forked process closes.
-_open: weakref.WeakSet = weakref.WeakSet()
 # Paddle itself keeps gloo's connections until the process exits.
 _gloo_groups: list[ProcessGroup] = []
 
 
 class LinkError(RuntimeError):
     """Another leader has died, is unreachable, or has reported a failure."""
-
-
-def _interface_address(name: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        try:
-            found = fcntl.ioctl(
-                any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode())
-            )
-        except OSError as error:
-            raise RuntimeError(
-                f"GLOO_SOCKET_IFNAME names the network interface {name!r}, "
-                f"which has no usable IPv4 address: {error.strerror}. Set an "
-                "interface with an IPv4 address; `ip address` lists them."
-            ) from error
-    return socket.inet_ntoa(found[20:24])
-
-
-def _listen() -> socket.socket:
-    """Listens at the address that gloo uses, where leaders reach each other."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME")
-    if name:
-        return socket.create_server((_interface_address(name), 0))
-    with contextlib.suppress(OSError):
-        for family, _, _, _, address in socket.getaddrinfo(
-            socket.gethostname(), 0, type=socket.SOCK_STREAM
-        ):
-            with contextlib.suppress(OSError):
-                return socket.create_server(address[:2], family=family)
-    return socket.create_server(("127.0.0.1", 0))
-
-
-class Listener:
-    """The socket to which ranks of other machines connect.
-
-    Attributes:
-        address (str): the text that they need to connect.
-    """
-
-    def __init__(self):
-        self._socket = _listen()
-        # Distinguishes ranks from other clients, which do not know it.
-        self._key = os.urandom(_KEY_BYTES)
-        host, port = self._socket.getsockname()[:2]
-        self.address = f"{host} {port} {self._key.hex()}"
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def shut_down(self) -> None:
-        """Wakes a thread that waits for connections."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def accept(self, deadline: float) -> socket.socket:
-        """Accepts a client, which may be a stranger."""
-        self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
-        return self._socket.accept()[0]
-
-    def number_of(self, client: socket.socket) -> int | None:
-        """Returns the number of the rank that has connected. Closes the
-        connection of a stranger, and returns None."""
-        with contextlib.suppress(OSError):
-            client.settimeout(_REPLY_TIMEOUT_S)
-            if receive(client, _KEY_BYTES) == self._key:
-                (number,) = _UINT32.unpack(receive(client, _UINT32.size))
-                return number
-        client.close()
-        return None
-
-
-def connect(address: str, number: int, deadline: float) -> socket.socket:
-    host, port, key = address.split()
-    found = socket.create_connection(
-        (host, int(port)), max(deadline - time.monotonic(), 0.001)
-    )
-    found.settimeout(_REPLY_TIMEOUT_S)
-    found.sendall(bytes.fromhex(key) + _UINT32.pack(number))
-    return found
-
-
-def probe_when_idle(connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        (socket.TCP_KEEPIDLE, _IDLE_S),
-        (socket.TCP_KEEPINTVL, _PROBE_INTERVAL_S),
-        (socket.TCP_KEEPCNT, _PROBES),
-    ):
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def receive(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        more = connection.recv(size - len(data))
-        if not more:
-            raise ConnectionResetError("its connection was closed")
-        data += more
-    return data
 
 
 class LeaderLinks:
@@ -258,7 +149,7 @@ class LeaderLinks:
         self._outcome = (None, None)
         if error is not None:
             # Prefer a LinkError: gloo's error does not name the lost leader.
-            self._poll_once(_REPLY_TIMEOUT_S)
+            self._poll_once(REPLY_TIMEOUT_S)
             raise error
         return result
 
@@ -275,7 +166,7 @@ class LeaderLinks:
         for _, connection in self._peers.values():
             # A leader that has died needs no text.
             with contextlib.suppress(OSError):
-                connection.sendall(_UINT32.pack(len(data)) + data)
+                connection.sendall(_LENGTH.pack(len(data)) + data)
 
     def close(self) -> None:
         """
@@ -316,7 +207,7 @@ class LeaderLinks:
     def _receive_text(self, number: int) -> None:
         rank, connection = self._peers[number]
         try:
-            (length,) = _UINT32.unpack(receive(connection, _UINT32.size))
+            (length,) = _LENGTH.unpack(receive(connection, _LENGTH.size))
             text = receive(connection, length).decode()
         except OSError as error:
             raise LinkError(
@@ -377,17 +268,3 @@ def _keep_gloo_at_exit() -> None:
     # contain, as exit() does at its end.
     for function in (libc["_exit"], libc.fcloseall):
         libc.on_exit(ctypes.cast(function, ctypes.c_void_p), None)
-
-
-def close_when_forked(links: Any) -> None:
-    """Calls `links.close_in_child()` in processes that are forked from now on,
-    as long as the object lives."""
-    _open.add(links)
-
-
-def _close_in_child() -> None:
-    for links in list(_open):
-        links.close_in_child()
-
-
-os.register_at_fork(after_in_child=_close_in_child)

@@ -33,21 +33,21 @@ from typing import TYPE_CHECKING, Callable, NamedTuple
 
 from paddle.base import core
 
-from .hierarchical_group import Task
-from .leader_links import (
+from .machine_connections import (
     MAX_POLL_MS,
     close_when_forked,
     connect,
     probe_when_idle,
     receive,
 )
+from .python_process_group import Task
 
 if TYPE_CHECKING:
     import datetime
 
     from paddle import Tensor
 
-    from .leader_links import Listener
+    from .machine_connections import Listener
 
 # The size of a message and the type of its elements.
 _HEADER = struct.Struct("!Q24s")
@@ -434,9 +434,7 @@ def _prepare(connection: socket.socket) -> None:
     probe_when_idle(connection)
 
 
-def _shut_down(
-    connection: socket.socket, how: int = socket.SHUT_RDWR
-) -> None:
+def _shut_down(connection: socket.socket, how: int = socket.SHUT_RDWR) -> None:
     """Ends the calls of other threads that use a connection."""
     with contextlib.suppress(OSError):
         connection.shutdown(how)

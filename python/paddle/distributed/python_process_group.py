@@ -11,13 +11,18 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The base class of process groups that are written in Python."""
+"""The base class and the task of process groups that are written in Python."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, NoReturn
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 from paddle.base import core
+
+if TYPE_CHECKING:
+    import datetime
 
 __all__ = []
 
@@ -81,3 +86,52 @@ class PythonProcessGroup:
 
     def _end_coalescing(self, tasks: Any = None) -> None:
         """Has no effect, since callers wait for each task."""
+
+
+def enforce_not_forked(process: int) -> None:
+    if os.getpid() != process:
+        raise RuntimeError(
+            f"This process was forked from process {process}, which has joined "
+            "the group; a forked process is not a rank of the group. "
+            "Communicate in the parent, or start ranks with "
+            "paddle.distributed.spawn."
+        )
+
+
+class Task:
+    """An operation that is in flight or complete."""
+
+    def __init__(self, sync_op: bool):
+        self._process = os.getpid()
+        self._sync_op = sync_op
+        self._ended = threading.Event()
+        self._failure: str | None = None
+
+    def end(self, failure: str | None) -> None:
+        self._failure = failure
+        self._ended.set()
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set()
+
+    def is_sync(self) -> bool:
+        return self._sync_op
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """
+        Waits until the operation completes, and raises its error. Returns False
+        after the timeout; the operation then continues. A timeout of zero means
+        no timeout, as with other groups.
+        """
+        enforce_not_forked(self._process)
+        seconds = None
+        if timeout:
+            seconds = min(timeout.total_seconds(), threading.TIMEOUT_MAX)
+        if not self._ended.wait(seconds):
+            return False
+        if self._failure is not None:
+            raise RuntimeError(self._failure)
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()

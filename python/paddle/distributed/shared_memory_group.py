@@ -335,7 +335,8 @@ def _join_machines(
     locator: Any,
 ) -> HierarchicalGroup:
     from .hierarchical_group import HierarchicalGroup, Topology
-    from .leader_links import LeaderLinks, Listener, create_gloo_group
+    from .leader_links import LeaderLinks, create_gloo_group
+    from .machine_connections import Listener
     from .machine_transfers import MachineTransfers
 
     if group_id > _LARGEST_ID:
