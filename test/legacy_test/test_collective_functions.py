@@ -65,12 +65,16 @@ class TestAverage(unittest.TestCase):
             ("all_reduce", dist.all_reduce),
             ("reduce", lambda x, op, group: dist.reduce(x, 0, op, group)),
         ):
-            x = paddle.to_tensor([2.0, 5.0])
-            reduce(x, dist.ReduceOp.AVG, self.group)
-            call = getattr(self.process_group, name).call_args
-            self.assertIs(call.args[0], x)
-            self.assertIn(paddle.base.core.ReduceOp.SUM, call.args)
-            self.assertEqual(x.tolist(), [1.0, 2.5])
+            for numbers, halves in (
+                ([2.0, 5.0], [1.0, 2.5]),
+                ([2.0 + 5.0j], [1.0 + 2.5j]),
+            ):
+                x = paddle.to_tensor(numbers)
+                reduce(x, dist.ReduceOp.AVG, self.group)
+                call = getattr(self.process_group, name).call_args
+                self.assertIs(call.args[0], x)
+                self.assertIn(paddle.base.core.ReduceOp.SUM, call.args)
+                self.assertEqual(x.tolist(), halves)
 
     def test_a_rank_outside_of_the_group_keeps_its_tensor(self):
         others = Group(-1, 5, [1, 2])
