@@ -59,6 +59,10 @@ namespace std {
 template <typename T>
 using explored_atomic = weak_memory::Atomic<T>;
 
+inline void explored_fence(memory_order order) {
+  if (auto* explorer = weak_memory::Explorer::Running()) explorer->Fence(order);
+}
+
 namespace chrono {
 
 // Stands still unless a test moves it, so that executions are repeatable.
@@ -111,6 +115,7 @@ class SameMapping {
 }  // namespace paddle
 
 #define atomic explored_atomic
+#define atomic_thread_fence explored_fence
 #define steady_clock standing_clock
 #define Mapping SameMapping
 #define distributed explored
@@ -121,6 +126,7 @@ class SameMapping {
 #undef distributed
 #undef Mapping
 #undef steady_clock
+#undef atomic_thread_fence
 #undef atomic
 
 namespace {
@@ -305,6 +311,65 @@ ISOLATED_TEST(GroupOrderTest, ARankThatLeavesWakesThoseThatSleep) {
   EXPECT_TRUE(s.fell_asleep);
   s.groups[0]->Leave();
   s.ExpectNoSleeper();
+}
+
+// Two ranks, of which rank 1 reads data of rank 0 in place.
+class SceneOfRead : public Scene {
+ public:
+  void Prepare() {
+    Begin();
+    data_ = data();
+    data_->store(kBefore, std::memory_order_relaxed);
+  }
+
+  // As rank 0, changes the data if its operation has failed.
+  void ChangeAfterFailure() {
+    try {
+      groups[0]->ThrowIfUnusable();
+    } catch (const CollectiveError&) {
+      operations[0] = nullptr;
+      data_->store(kBefore + 1, std::memory_order_relaxed);
+    }
+  }
+
+  void Read() {
+    seen_ = data_->load(std::memory_order_relaxed);
+    try {
+      operations[1]->ConfirmReads();
+    } catch (const CollectiveError& error) {
+      failure = error.what();
+    }
+  }
+
+  void ExpectNoChangeIsConfirmed() {
+    EXPECT_TRUE(seen_ == kBefore || !failure.empty());
+  }
+
+ private:
+  static constexpr uint64_t kBefore = 7;
+
+  Atomic<uint64_t>* data_{nullptr};
+  uint64_t seen_{0};
+};
+
+ISOLATED_TEST(GroupOrderTest, AChangeAfterAFailureIsNotConfirmed) {
+  SceneOfRead s;
+  Explorer::Explore([&] { s.Prepare(); },
+                    {[&] { s.groups[1]->Abort(1, "a test"); },
+                     [&] { s.ChangeAfterFailure(); },
+                     [&] { s.Read(); }},
+                    [&] { s.ExpectNoChangeIsConfirmed(); });
+}
+
+ISOLATED_TEST(GroupOrderTest, AChangeAfterARankLeftIsNotConfirmed) {
+  SceneOfRead s;
+  Explorer::Explore([&] { s.Prepare(); },
+                    {[&] {
+                       s.groups[0]->Leave();
+                       s.ChangeAfterFailure();
+                     },
+                     [&] { s.Read(); }},
+                    [&] { s.ExpectNoChangeIsConfirmed(); });
 }
 
 ISOLATED_TEST(GroupOrderTest, TheProcessOfAnAttachedRankIsVisible) {
