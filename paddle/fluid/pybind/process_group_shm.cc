@@ -15,27 +15,21 @@
 #include "paddle/fluid/pybind/process_group_shm.h"
 
 #include <signal.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "paddle/fluid/distributed/collective/group_store.h"
 #include "paddle/fluid/distributed/collective/process_group_shm.h"
 #include "paddle/fluid/distributed/collective/shared_tensor_resolver.h"
 #include "paddle/fluid/pybind/take_gil.h"
-#include "paddle/phi/core/distributed/shared_memory/collective_error.h"
-#include "paddle/phi/core/distributed/shared_memory/group_memory.h"
 #include "paddle/phi/core/distributed/store/store.h"
 #include "paddle/phi/core/enforce.h"
-#include "paddle/phi/core/memory/allocation/shared_memory/process_status.h"
 #include "paddle/utils/pybind.h"
 #include "pybind11/chrono.h"
 #include "pybind11/stl.h"
@@ -45,179 +39,18 @@ namespace py = pybind11;
 namespace paddle {
 namespace pybind {
 
+using distributed::GroupStore;
 using distributed::ProcessGroup;
 using distributed::ProcessGroupIdMap;
 using distributed::ProcessGroupShm;
 using distributed::ProcessGroupShmOptions;
+using distributed::ProcessStart;
 using distributed::SharedTensorResolver;
 using distributed::ShmTask;
-using memory::allocation::ProcessStat;
 using memory::allocation::SharedLocator;
-using phi::distributed::CollectiveError;
 using phi::distributed::Store;
 
 namespace {
-
-// A process and when it started, in clock ticks since the machine booted: a
-// later process may have the same ID. The ID is 0 if the process is unknown.
-//
-// The kernel shifts the time by an offset of the reader's time namespace, so
-// only processes of one time namespace may compare it.
-struct ProcessStart {
-  uint32_t process = 0;
-  uint64_t ticks = 0;
-};
-
-// Returns whether /proc shows the processes of this process's PID namespace.
-bool SeesItsProcesses() {
-  char text[16] = {};
-  return readlink("/proc/self", text, sizeof(text) - 1) > 0 &&
-         std::to_string(getpid()) == text;
-}
-
-ProcessStart StartOfThisProcess() {
-  if (!SeesItsProcesses()) return {};
-  const std::optional<ProcessStat> stat =
-      memory::allocation::ReadProcessStat("/proc/self");
-  if (!stat || stat->start == 0) return {};
-  return {static_cast<uint32_t>(getpid()), stat->start};
-}
-
-// Returns whether a process has ended, or is ending; false if that is unknown.
-bool HasEnded(const ProcessStart& start) {
-  if (start.process == 0) return false;
-  if (memory::allocation::HasEnded(start.process)) return true;
-  if (!SeesItsProcesses()) return false;
-  const std::optional<ProcessStat> stat = memory::allocation::ReadProcessStat(
-      "/proc/" + std::to_string(start.process));
-  if (!stat) return false;
-  if (stat->start != start.ticks) return true;
-  return stat->IsExiting() && phi::distributed::IsGoneOrExiting(start.process);
-}
-
-// A rank and its process.
-using WatchedRank = std::tuple<int, uint32_t, uint64_t>;
-
-// A store that prefixes the keys of one group, because gloo uses the same keys
-// in every group.
-//
-// It waits for keys until a deadline, which is `timeout` after its creation, or
-// until it finds that a watched rank has died. As thread-safe as the underlying
-// store.
-class GroupStore : public Store {
- public:
-  GroupStore(std::shared_ptr<Store> store,
-             std::string prefix,
-             std::chrono::milliseconds timeout)
-      : store_(std::move(store)),
-        prefix_(std::move(prefix)),
-        timeout_(timeout),
-        deadline_(std::chrono::steady_clock::now() + timeout) {}
-
-  // Watches these ranks, and no others, from now on. They must be in processes
-  // of this machine.
-  void Watch(std::vector<WatchedRank> ranks) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ranks_ = std::move(ranks);
-  }
-
-  // Throws CollectiveError if one of the watched ranks has died. Called after
-  // an error, whose cause may be a death that is not visible yet: the
-  // connections and the memory of a process may be closed before it ends. So
-  // waits for a second if no watched rank has died.
-  void AwaitDeath() {
-    constexpr int kTries = 100;
-    constexpr std::chrono::milliseconds kPause{10};
-    for (int i = 0; i < kTries && ThrowIfDied(); ++i) {
-      std::this_thread::sleep_for(kPause);
-    }
-  }
-
-  int64_t add(const std::string& key, int64_t value) override {
-    return NameDead([&] { return store_->add(prefix_ + key, value); });
-  }
-
-  void set(const std::string& key, const std::vector<uint8_t>& value) override {
-    NameDead([&] { store_->set(prefix_ + key, value); });
-  }
-
-  // If the key is not set, throws CollectiveError if it finds that a watched
-  // rank has died. A call looks at one of the ranks, which takes about 10 us,
-  // and the next call at the next one.
-  bool check(const std::string& key) override {
-    const bool is_set = NameDead([&] { return store_->check(prefix_ + key); });
-    if (is_set) return true;
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!ranks_.empty()) ThrowIfDied(ranks_[next_++ % ranks_.size()]);
-    return false;
-  }
-
-  void wait(const std::string& key) override {
-    while (!check(key)) {
-      if (std::chrono::steady_clock::now() > deadline_) {
-        PADDLE_THROW(common::errors::ExecutionTimeout(
-            "No rank set %s%s within %d ms: another rank of the group has "
-            "failed or did not arrive. Look for its error, or pass a longer "
-            "timeout.",
-            prefix_,
-            key,
-            timeout_.count()));
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-  }
-
-  std::vector<uint8_t> get(const std::string& key) override {
-    wait(key);
-    return NameDead([&] { return store_->get(prefix_ + key); });
-  }
-
- private:
-  static void ThrowIfDied(const WatchedRank& watched) {
-    const auto [rank, process, ticks] = watched;
-    if (!HasEnded({process, ticks})) return;
-    throw CollectiveError(CollectiveError::Kind::kDied,
-                          rank,
-                          "Rank " + std::to_string(rank) + " (process " +
-                              std::to_string(process) +
-                              ") has died: it was killed, or it ended before "
-                              "all ranks had joined the group. See its output, "
-                              "and start all ranks again.");
-  }
-
-  // Looks at all watched ranks. Returns false if there are none.
-  bool ThrowIfDied() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (const WatchedRank& rank : ranks_) ThrowIfDied(rank);
-    return !ranks_.empty();
-  }
-
-  // Calls the underlying store, whose own errors name no rank. If the call
-  // fails, throws CollectiveError.
-  template <typename Call>
-  auto NameDead(const Call& call) -> decltype(call()) {
-    try {
-      return call();
-    } catch (const std::exception& error) {
-      AwaitDeath();
-      throw CollectiveError(
-          CollectiveError::Kind::kUnavailable,
-          -1,
-          "Cannot use the store through which the ranks of a group find each "
-          "other. The process that has it, usually rank 0, may have died: see "
-          "its output. " +
-              std::string(error.what()));
-    }
-  }
-
-  const std::shared_ptr<Store> store_;
-  const std::string prefix_;
-  const std::chrono::milliseconds timeout_;
-  const std::chrono::steady_clock::time_point deadline_;
-  std::mutex mutex_;
-  std::vector<WatchedRank> ranks_;  // guarded by mutex_
-  size_t next_ = 0;                 // guarded by mutex_
-};
 
 // Throws KeyboardInterrupt if SIGINT has arrived and has Python's own handler.
 // Has no effect on other threads than the main thread. Does not run any other
@@ -268,11 +101,11 @@ void BindProcessGroupShm(py::module* m) {
       py::call_guard<ReleasedGil>());
   // Identifies this process for `has_ended`.
   m->def("this_process", [] {
-    const ProcessStart start = StartOfThisProcess();
+    const ProcessStart start = distributed::StartOfThisProcess();
     return std::make_pair(start.process, start.ticks);
   });
   m->def("has_ended", [](uint32_t process, uint64_t ticks) {
-    return HasEnded({process, ticks});
+    return distributed::HasEnded({process, ticks});
   });
   py::class_<GroupStore, std::shared_ptr<GroupStore>, Store>(*m, "GroupStore")
       .def(py::init([](std::shared_ptr<Store> store,
