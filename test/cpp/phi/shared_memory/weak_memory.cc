@@ -202,7 +202,6 @@ uint32_t Explorer::OldestReadable(const Location& location, Order order) const {
 void Explorer::See(const Location& location, uint32_t write, Order order) {
   View& view = states_[current_].view;
   view.Raise(location.number, write);
-  states_[current_].acquirable.Join(location.writes[write].view);
   if (Acquires(order)) view.Join(location.writes[write].view);
   // The write that it reads precedes it in the order of sequentially consistent
   // operations.
@@ -218,19 +217,13 @@ void Explorer::Append(Location* location,
   uint32_t write = location->writes.size();
   thread.view.Raise(location->number, write);
   view.Raise(location->number, write);
-  view.Join(Releases(order) ? thread.view : thread.released);
+  if (Releases(order)) view.Join(thread.view);
   location->writes.push_back({value, view});
   if (order == std::memory_order_seq_cst) {
     thread.has_pending = true;
     thread.pending_location = location->number;
     thread.pending_write = write;
   }
-}
-
-void Explorer::Fence(Order order) {
-  Thread& thread = states_[current_];
-  if (Acquires(order)) thread.view.Join(thread.acquirable);
-  if (Releases(order)) thread.released = thread.view;
 }
 
 uint64_t Explorer::Load(const void* atomic, uint64_t initial, Order order) {

@@ -31,12 +31,10 @@
 // an Atomic. A load may return any write that is not older than one that its
 // thread knows. A thread knows its own writes, the writes that it has read,
 // and, after an acquire that synchronizes with a release, all writes that the
-// releasing thread knew. A fence makes the loads before it acquire, and the
-// stores after it release what was known at the fence. All sequentially
-// consistent loads know a sequentially consistent write from the next
-// sequentially consistent operation of its thread on, and not earlier unless it
-// is read: until then nothing orders the write before the operations that
-// follow it.
+// releasing thread knew. All sequentially consistent loads know a sequentially
+// consistent write from the next sequentially consistent operation of its
+// thread on, and not earlier unless it is read: until then nothing orders the
+// write before the operations that follow it.
 //
 // Some executions that C++ allows are not explored: the modification order of
 // an Atomic is always the order in which its writes were run, and no load
@@ -83,8 +81,6 @@ class Explorer {
                          const Change& change,
                          Order order,
                          bool* changed);
-  // For any order but a sequentially consistent one.
-  void Fence(Order order);
 
  private:
   class Threads;
@@ -99,8 +95,6 @@ class Explorer {
   };
   struct Thread {
     View view;
-    View acquirable;  // what an acquire fence adds to the view
-    View released;    // the view at the last release fence
     // The thread's last sequentially consistent write, as long as it is not yet
     // ordered before later sequentially consistent operations.
     bool has_pending;

@@ -404,8 +404,8 @@ void GroupMemory::Leave() {
           RankState::kLeft, std::memory_order_release) == RankState::kLeft) {
     return;
   }
-  // Release, pairs with the acquire in Operation::~Operation: the operations of
-  // other threads fail only after the other ranks can see that this one left.
+  // Release, pairs with the acquire in Operation::~Operation: operations of
+  // other threads know that the state is kLeft when they fail.
   left_.store(true, std::memory_order_release);
   WakeAll();
 }

@@ -15,7 +15,6 @@
 #include "paddle/phi/core/distributed/shared_memory/operation.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <thread>
 
@@ -125,18 +124,18 @@ Operation::~Operation() {
   if (!begun_ || ended_ || group_->forked_.load(std::memory_order_relaxed)) {
     return;
   }
-  if (!group_->left_.load(std::memory_order_relaxed)) {
+  // Acquire, pairs with the release in Leave: this thread knows that the rank's
+  // state is kLeft.
+  if (!group_->left_.load(std::memory_order_acquire)) {
     group_->Fail(Kind::kAborted,
                  group_->rank(),
                  group_->Describe(group_->rank()) + " aborted " + Text() +
                      " because of its own error. See that rank's output, and "
                      "start all ranks again.");
   }
-  // From now on the caller may change the buffers that others read in place.
-  // Release, pairs with the acquire in ConfirmReads: a rank that reads such a
-  // change sees that the group has failed or that this rank has left. Acquire:
-  // also if another rank or thread stored that, and this thread only saw it.
-  std::atomic_thread_fence(std::memory_order_acq_rel);
+  // From now on the caller may change the buffers that others read in place:
+  // see ConfirmReads.
+  group_->header()->failure.fetch_add(0, std::memory_order_acq_rel);
 }
 
 void Operation::Publish(uint64_t phase) {
@@ -302,11 +301,12 @@ void Operation::CheckRanks() {
 }
 
 void Operation::ConfirmReads() {
-  // Acquire, pairs with the release in the destructor. If this thread has read
-  // something that the owner wrote after its operation failed, then it sees the
-  // failure below. Without the fence, the failure could be read before the
-  // data.
-  std::atomic_thread_fence(std::memory_order_acquire);
+  // The owner's destructor of the operation changes the word, too, so one of
+  // the two is the first. If it is this one, then the owner acquires what this
+  // thread releases: the owner's changes come after the reads. If it is the
+  // owner, then this thread acquires what the owner knew: that the group has
+  // failed, or that the owner has left.
+  group_->header()->failure.fetch_add(0, std::memory_order_acq_rel);
   // Not the processes: reading their status takes 15 to 30 us. A rank that is
   // exiting, but still has its lock, does not change its memory.
   group_->CheckAlive(channel_, sequence_, /*check_process=*/false);
