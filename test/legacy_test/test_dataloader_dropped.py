@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import unittest
+import weakref
 from unittest import mock
 
 import numpy as np
@@ -43,6 +44,14 @@ from paddle.io.dataloader import iterator_lifetime
 
 HAS_FORK = sys.platform == "linux"
 needs_fork = unittest.skipUnless(HAS_FORK, "no worker processes here")
+
+# Of core, which has them only where worker processes exist.
+PROCESS_FUNCTIONS = (
+    "_erase_process_pids",
+    "_set_process_pids",
+    "_set_process_signal_handler",
+    "_throw_error_if_process_failed",
+)
 
 SCRIPT = """
 import os
@@ -122,6 +131,17 @@ class TestEnd(DroppedTestCase):
             break
         self.check_ended()
 
+    def test_leaving_a_loop_needs_no_functions_for_processes(self):
+        for name in PROCESS_FUNCTIONS:
+            if hasattr(core, name):
+                patch = mock.patch.object(core, name)
+                patch.start()
+                self.addCleanup(patch.stop)
+                delattr(core, name)
+        for _ in DataLoader(Numbers()):
+            break
+        self.check_ended()
+
     @needs_fork
     def test_leaving_a_loop_ends_its_worker_processes(self):
         for options in ({}, {"use_shared_memory": False}):
@@ -148,6 +168,21 @@ class TestEnd(DroppedTestCase):
                 next(batches)
             del batches
             self.check_ended()
+
+    @needs_fork
+    def test_a_pending_error_of_the_sampler_does_not_keep_the_iterator(self):
+        def samples():
+            yield [0]
+            raise ValueError
+
+        gc.disable()
+        self.addCleanup(gc.enable)
+        batches = iter(
+            DataLoader(Numbers(), batch_sampler=samples(), num_workers=2)
+        )
+        reference = weakref.ref(batches)
+        del batches
+        self.assertIsNone(reference())
 
     @needs_fork
     def test_garbage_collection_of_an_iterator_ends_its_workers(self):

@@ -11,12 +11,14 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Errors of datasets, samplers and collate functions without workers."""
+"""Errors of datasets, samplers and collate functions."""
 
 from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
+import signal
 import sys
 import threading
 import traceback
@@ -24,9 +26,63 @@ import unittest
 from unittest import mock
 
 import numpy as np
-from concurrent_base import WAIT_S, in_thread, wait_until_threads_end
+from concurrent_base import (
+    WAIT_S,
+    in_thread,
+    pristine_environment,
+    run_command,
+    script_command,
+    wait_until,
+    wait_until_threads_end,
+)
 
 from paddle.io import DataLoader, Dataset, IterableDataset
+
+CTRL_C = """
+import os
+import signal
+import time
+import numpy as np
+import paddle
+
+class Numbers(paddle.io.Dataset):
+    interrupts = True
+
+    def __getitem__(self, i):
+        if i == 2 and self.interrupts:
+            self.interrupts = False
+            time.sleep(0.2)  # the loop waits for this sample by then
+            os.kill(os.getppid(), signal.SIGINT)
+        return np.array(i)
+
+    def __len__(self):
+        return 6
+
+dataset = Numbers()
+loader = paddle.io.DataLoader(
+    dataset, batch_size=None, num_workers=1, persistent_workers=True
+)
+try:
+    for _ in loader:
+        pass
+except KeyboardInterrupt:
+    # That of new workers. The first one has a dataset of its own.
+    dataset.interrupts = False
+assert not dataset.interrupts
+assert [batch.item() for batch in loader] == [*range(6)]
+"""
+
+# How a DataLoader makes its batches.
+KINDS = {
+    "no workers": {},
+    "no buffer": {"use_buffer_reader": False},
+    "threads": {"num_workers": 2, "worker_type": "thread"},
+}
+if sys.platform == "linux":
+    KINDS |= {
+        "processes": {"num_workers": 2},
+        "persistent processes": {"num_workers": 2, "persistent_workers": True},
+    }
 
 
 class DeliberateError(Exception):
@@ -110,25 +166,31 @@ class TestErrors(unittest.TestCase):
             yield [2, 3]
             raise DeliberateError
 
-        taken = []
-
-        def read():
-            for batch in DataLoader(Numbers(), batch_sampler=samples()):
+        def read(taken, options):
+            for batch in DataLoader(
+                Numbers(), batch_sampler=samples(), **options
+            ):
                 taken.append(batch.tolist())
 
-        with self.assertRaises(DeliberateError):
-            in_thread(read)
-        self.assertEqual(taken, [[0, 1], [2, 3]])
+        for options in KINDS.values():
+            with self.subTest(**options):
+                taken = []
+                with self.assertRaises(DeliberateError):
+                    in_thread(read, taken, options)
+                self.assertEqual(taken, [[0, 1], [2, 3]])
 
     def test_a_batch_that_cannot_become_tensors(self):
         def collate(samples):
-            return np.array([object()])
+            return np.array([object()] if 4 in samples else samples)
 
-        def read():
-            return list(DataLoader(Numbers(), collate_fn=collate))
-
-        with self.assertRaisesRegex(ValueError, "(?i)dtype|type"):
-            in_thread(read)
+        for buffered in (True, False):
+            self.check(
+                Numbers(),
+                ValueError,
+                "(?i)type",
+                collate_fn=collate,
+                use_buffer_reader=buffered,
+            )
 
     def test_stop_iteration_of_a_dataset_does_not_end_the_epoch(self):
         self.check(Numbers(StopIteration()), RuntimeError, "StopIteration")
@@ -166,6 +228,52 @@ class TestErrors(unittest.TestCase):
                 [b.tolist() for b in DataLoader(dataset, batch_size=4)],
                 [[0, 1, 2, 3], [4, 5, 6, 7]],
             )
+
+
+class TestAfterAnError(unittest.TestCase):
+    def setUp(self):
+        # pytest's hook would keep the traceback of a reader thread.
+        hook = mock.patch("threading.excepthook", lambda _: None)
+        self.addCleanup(hook.stop)
+        hook.start()
+
+    def test_next_after_an_error_raises_stop_iteration(self):
+        for kind, options in KINDS.items():
+            with self.subTest(kind=kind):
+                batches = iter(
+                    DataLoader(Numbers(DeliberateError()), **options)
+                )
+                with self.assertRaises((DeliberateError, SystemError)):
+                    for _ in batches:
+                        pass
+                for _ in range(2):
+                    self.assertRaises(StopIteration, next, batches)
+
+    @unittest.skipUnless(hasattr(signal, "SIGALRM"), "no SIGALRM here")
+    def test_ctrl_c_ends_the_iterator(self):
+        class Interrupting(Numbers):
+            def __getitem__(self, i):
+                if i == 2:
+                    wait_until(
+                        lambda: len(taken) == 2 and not batches._may_read,
+                        "the loop waits for this sample",
+                    )
+                    os.kill(os.getpid(), signal.SIGALRM)
+                return super().__getitem__(i)
+
+        handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGALRM, handler)
+        taken = []
+        batches = iter(DataLoader(Interrupting()))
+        with self.assertRaises(KeyboardInterrupt):
+            for batch in batches:
+                taken.append(batch)
+        self.assertEqual(len(taken), 2)
+        self.assertRaises(StopIteration, next, batches)
+
+    @unittest.skipUnless(sys.platform == "linux", "no worker processes here")
+    def test_an_epoch_after_ctrl_c_is_complete(self):
+        run_command(self, script_command(CTRL_C), pristine_environment())
 
 
 class Unreadable:

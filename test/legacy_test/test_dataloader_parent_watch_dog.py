@@ -18,6 +18,7 @@ import multiprocessing
 import os
 import select
 import signal
+import sys
 import time
 import unittest
 
@@ -56,7 +57,7 @@ def load_and_die(pipe: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@unittest.skipUnless(hasattr(os, "fork"), "needs fork")
+@unittest.skipUnless(sys.platform == "linux", "needs worker processes")
 class TestWorkers(unittest.TestCase):
     def test_a_worker_that_waits_for_samples_ends_after_its_parent(self):
         ours, theirs = os.pipe()
@@ -77,7 +78,7 @@ class TestWorkers(unittest.TestCase):
         self.assertEqual(os.read(ours, 1), b"")
 
 
-@unittest.skipUnless(hasattr(os, "fork"), "needs fork")
+@unittest.skipUnless(sys.platform == "linux", "needs worker processes")
 class TestParentWatchDog(unittest.TestCase):
     def test_notices_a_parent_that_died_while_the_worker_started(self):
         ours, theirs = os.pipe()

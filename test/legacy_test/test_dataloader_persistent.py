@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import unittest
 
 import numpy as np
@@ -37,6 +38,7 @@ class Five(IterableDataset):
         return (np.array(i) for i in range(5))
 
 
+@unittest.skipUnless(sys.platform == "linux", "needs worker processes")
 class TestPersistentWorkers(unittest.TestCase):
     def epochs(self, drop_last):
         """Returns a worker's batches of two samples in each of three epochs."""

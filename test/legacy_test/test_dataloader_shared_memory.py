@@ -78,6 +78,21 @@ class Stored(Dataset):
         return len(self.tensors)
 
 
+class Transposed(Dataset):
+    """A dataset that returns one view of a tensor, which it changes."""
+
+    def __init__(self):
+        self.tensor = paddle.zeros([2, 3])
+        self.view = self.tensor.T
+
+    def __getitem__(self, i):
+        self.tensor.fill_(float(i))
+        return self.view
+
+    def __len__(self):
+        return 4
+
+
 def check_writes_stay_in_the_batch(dataset):
     """Checks that a reader's writes to batches that are the tensors of a
     `Stored` do not change the dataset, in any process."""
@@ -310,6 +325,11 @@ class TestBatches:
         whole = paddle.stack(dataset.tensors).share_memory_()
         dataset.tensors = [*whole]
         check_writes_stay_in_the_batch(dataset)
+
+    def test_sending_a_view_does_not_detach_it_from_its_tensor(self):
+        loader = DataLoader(Transposed(), batch_size=None, num_workers=1)
+        first = [batch.tolist()[0][0] for batch in loader]
+        self.assertEqual(first, [0.0, 1.0, 2.0, 3.0])
 
     def test_writes_to_a_batch_do_not_change_what_a_worker_keeps(self):
         for allocate in (

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -481,6 +482,20 @@ class TestErrors(WorkersTestCase):
         with self.assertRaises(StopIteration):
             next(iterator)
         self.wait_until_workers_end()
+
+    def test_an_error_does_not_keep_the_iterator(self):
+        def fail(i):
+            raise ValueError
+
+        iterator = iter(load(Items(fail)))
+        reference = weakref.ref(iterator)
+        gc.disable()
+        self.addCleanup(gc.enable)
+        # assertRaises would clear the frames of the traceback.
+        with contextlib.suppress(ValueError):
+            next(iterator)
+        del iterator
+        self.assertIsNone(reference())
 
     def test_persistent_workers_survive_an_error(self):
         dataset = Raising(ValueError("bad"))

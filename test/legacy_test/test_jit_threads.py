@@ -825,6 +825,34 @@ case.doCleanups()
 """
 
 
+LEGACY_MIXED_PRECISION = """
+import paddle
+from paddle.base.threads import programs
+from paddle.jit.dy2static import partial_program
+
+paddle.set_device("cpu")
+Layer = partial_program.PartialProgramLayer
+create = Layer._create_program
+alone = []
+in_guard = True
+
+def create_checked(self, *args, **kwargs):
+    alone.append(programs._building._is_owned())
+    return create(self, *args, **kwargs)
+
+# There is no mixed precision on the CPU.
+partial_program._in_amp_guard = lambda: in_guard
+Layer._create_program = Layer._create_amp_program = create_checked
+layer = paddle.jit.to_static(paddle.nn.Linear(4, 4), full_graph=True)
+layer(paddle.ones([2, 4]))
+created = len(alone)
+in_guard = False
+layer(paddle.ones([2, 4]))
+assert 0 < created < len(alone), alone
+print(all(alone))
+"""
+
+
 class TestOldFormat(unittest.TestCase):
     """Models in .pdmodel files."""
 
@@ -852,6 +880,9 @@ class TestOldFormat(unittest.TestCase):
         self.assertEqual(
             self.run_legacy(LEGACY_FIRST_RUN), ["True", "0", "True", "0"]
         )
+
+    def test_programs_with_and_without_mixed_precision_are_built_alone(self):
+        self.assertEqual(self.run_legacy(LEGACY_MIXED_PRECISION), ["True"])
 
     def test_a_second_thread_is_refused_where_runs_share_an_interpreter(self):
         error, wrong = self.run_legacy(

@@ -73,16 +73,22 @@ class TestNames(unittest.TestCase):
             self.assertEqual(generator.ids["name"], 1)
             self.assertEqual(in_thread(lambda: generator.prefix), "")
 
-    def test_a_copy_of_the_generator_is_independent(self):
+    def test_a_copy_of_the_generator_continues_its_numbering(self):
+        with unique_name.guard("inside_"):
+            unique_name.generate("name")
+            generator = copy.copy(base_names.generator)
+        self.assertEqual(generator("name"), "inside_name_1")
+
+    def test_a_deep_copy_of_the_generator_has_a_numbering_of_its_own(self):
         for copied in (
-            copy.copy,
             copy.deepcopy,
             lambda value: pickle.loads(pickle.dumps(value)),
         ):
             with unique_name.guard("inside_"):
                 unique_name.generate("name")
                 generator = copied(base_names.generator)
-            self.assertEqual(generator("name"), "inside_name_1")
+                self.assertEqual(generator("name"), "inside_name_1")
+                self.assertEqual(unique_name.generate("name"), "inside_name_1")
 
     def test_the_generator_may_be_set_in_itself(self):
         with unique_name.guard("inside_"):

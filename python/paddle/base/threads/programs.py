@@ -35,7 +35,9 @@ import threading
 import time
 import warnings
 from multiprocessing import util
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
+
+from typing_extensions import ParamSpec
 
 from paddle.base import core
 
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 __all__ = []
+
+_InputT = ParamSpec("_InputT")
+_RetT = TypeVar("_RetT")
 
 # Held while a program is built, and in paddle.grad. Reentrant, because tracing
 # calls functions that are traced themselves, and the function whose gradient is
@@ -244,7 +249,9 @@ def _check_may_run() -> None:
     )
 
 
-def one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
+def one_at_a_time(
+    function: Callable[_InputT, _RetT],
+) -> Callable[_InputT, _RetT]:
     """
     Decorates a function that traces, loads, saves or compiles programs: only
     one thread at a time runs a decorated function. Others wait.
@@ -253,7 +260,7 @@ def one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(function)
-    def function_alone(*args: Any, **kwargs: Any) -> Any:
+    def function_alone(*args: _InputT.args, **kwargs: _InputT.kwargs) -> _RetT:
         with _building:
             return function(*args, **kwargs)
 

@@ -58,7 +58,8 @@ class PerThreadNamespace:
         return getattr(self._function.get(), name)
 
     def __reduce_ex__(self, protocol: int) -> Any:
-        # For copies and pickles: a copy of the thread's generator.
+        # copy.copy and pickle get the thread's generator; copy.copy shares its
+        # counters, as on stock.
         return copy.copy, (self._function.get(),)
 
     def swap(self, function: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -49,7 +49,7 @@ def raise_stored_error(
     next_batch: Callable[[Any], Any],
 ) -> Callable[[Any], Any]:
     """
-    Decorates `__next__`: raises the exception that `store_error` stored, once,
+    Decorates `__next__`: raises the exception that is stored as `_error`, once,
     when there are no more batches.
     """
 
@@ -57,7 +57,7 @@ def raise_stored_error(
     def wrapped(iterator: Any) -> Any:
         try:
             return next_batch(iterator)
-        except (StopIteration, SystemError):
+        except StopIteration:
             error = vars(iterator).pop("_error", None)
             if error is None:
                 raise

@@ -50,7 +50,7 @@ def interruptible(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
     stop. That ends the iterator: other threads get an error.
     """
 
-    def checked(iterator: Any) -> Any:
+    def call_unless_ended(iterator: Any) -> Any:
         # The C++ reader must not be entered again: it would read the same
         # std::future twice, which is undefined.
         _enforce_not_ended(iterator)
@@ -72,7 +72,7 @@ def interruptible(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
             iterator._exit_thread_unexpectedly()
 
         with woken_when_stopped(end_iterator):
-            return checked(iterator)
+            return call_unless_ended(iterator)
 
     return wrapped
 

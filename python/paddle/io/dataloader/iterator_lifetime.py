@@ -44,19 +44,19 @@ __all__ = []
 # Those that are still making a batch then end after it.
 _WAIT_S = 1.0
 
-# The sides of the threads of this process, see `thread_side`. Not a WeakSet,
-# which cannot be iterated over while another thread adds to it.
-_sides: set[weakref.ref[Any]] = set()
+# The iterators of the threads of this process, see `iterator_of_thread`. Not a
+# WeakSet, which cannot be iterated over while another thread adds to it.
+_thread_iterators: set[weakref.ref[Any]] = set()
 
 
 @functools.lru_cache(None)
-def _type_of_side(iterator_type: type) -> type:
+def _thread_iterator_type(iterator_type: type) -> type:
     return type(
         iterator_type.__name__, (iterator_type,), {"__del__": lambda self: None}
     )
 
 
-def thread_side(iterator: Any) -> Any:
+def iterator_of_thread(iterator: Any) -> Any:
     """
     Returns an object for the reader thread that starts next. It has the methods
     and attributes of `iterator`, and changes on either object are seen on both.
@@ -67,10 +67,10 @@ def thread_side(iterator: Any) -> Any:
         from multiprocessing.connection import Pipe
 
         iterator._woken, iterator._wake = Pipe(duplex=False)
-    side = object.__new__(_type_of_side(type(iterator)))
-    side.__dict__ = vars(iterator)
-    _sides.add(weakref.ref(side, _sides.discard))
-    return side
+    of_thread = object.__new__(_thread_iterator_type(type(iterator)))
+    of_thread.__dict__ = vars(iterator)
+    _thread_iterators.add(weakref.ref(of_thread, _thread_iterators.discard))
+    return of_thread
 
 
 def get_result(iterator: Any) -> Any:
@@ -99,17 +99,30 @@ def enforce_same_process(iterator: Any) -> None:
 def reads_batch(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """
     Decorates `__next__` of an iterator: it raises RuntimeError in a forked
-    child, see `enforce_same_process`, and records whether the C++ reader may be
-    read again, which it may not be after an error.
+    child, see `enforce_same_process`. Any exception but the end of an epoch
+    ends the iterator: further calls raise StopIteration, because the C++ reader
+    may not be read again, or the next batch would get the structure of a batch
+    that was lost, for example by Ctrl-C.
     """
 
     @functools.wraps(next_batch)
     def wrapped(iterator: Any) -> Any:
         enforce_same_process(iterator)
-        iterator._may_read = False
-        batch = next_batch(iterator)
-        iterator._may_read = True
-        return batch
+        if iterator._ended:
+            raise StopIteration
+        try:
+            iterator._may_read = False
+            batch = next_batch(iterator)
+            iterator._may_read = True
+            return batch
+        except StopIteration:
+            # Persistent workers may begin another epoch.
+            iterator._ended = iterator._thread_done_event.is_set()
+            raise
+        except BaseException:
+            iterator._ended = True
+            iterator._exit_thread_unexpectedly()
+            raise
 
     return wrapped
 
@@ -124,8 +137,9 @@ def end_dropped(iterator: Any) -> None:
         # of the reader would wait for threads that this process does not have.
         _keep_forever(attributes)
         return
-    # An error of a worker matters to nobody now.
-    core._erase_process_pids(id(iterator))
+    if hasattr(iterator, "_workers"):
+        # An error of a worker matters to nobody now.
+        core._erase_process_pids(id(iterator))
     iterator._try_shutdown_all(_WAIT_S)
     _drop_reader(iterator)
 
@@ -195,25 +209,25 @@ def join_workers(iterator: Any, timeout: float | None) -> None:
 
 
 def _end_reader_threads() -> None:
-    sides = [reference() for reference in list(_sides)]
-    # Not by truth: the length of a side may be 0 or undefined.
-    sides = [side for side in sides if side is not None]
-    sides = [side for side in sides if side._process == os.getpid()]
-    for side in sides:
-        side._shutdown = True
-        if hasattr(side, "_workers"):
+    iterators = [reference() for reference in list(_thread_iterators)]
+    # Not by truth: the length of an iterator may be 0 or undefined.
+    iterators = [i for i in iterators if i is not None]
+    iterators = [i for i in iterators if i._process == os.getpid()]
+    for iterator in iterators:
+        iterator._shutdown = True
+        if hasattr(iterator, "_workers"):
             # multiprocessing terminates the workers; the rest ends with the
             # process.
-            _keep_forever(vars(side))
-    sides = [side for side in sides if not hasattr(side, "_workers")]
+            _keep_forever(vars(iterator))
+    iterators = [i for i in iterators if not hasattr(i, "_workers")]
     # A thread that runs in C++ while Python or the process ends may crash it.
-    for side in sides:
+    for iterator in iterators:
         with contextlib.suppress(Exception):
-            _ask_to_end(side)
+            _ask_to_end(iterator)
     deadline = time.monotonic() + MP_STATUS_CHECK_INTERVAL
-    for side in sides:
-        end_reader_thread(side, max(0, deadline - time.monotonic()))
-        _drop_reader(side)
+    for iterator in iterators:
+        end_reader_thread(iterator, max(0, deadline - time.monotonic()))
+        _drop_reader(iterator)
 
 
 CleanupFuncRegistrar.register(_end_reader_threads)

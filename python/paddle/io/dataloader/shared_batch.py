@@ -302,7 +302,10 @@ def _view(field: np.ndarray | paddle.Tensor, arena: _Arena) -> tuple | None:
         and field.layout in _PLAIN_LAYOUTS
     ):
         return None
-    position = arena.position_of(native.array_of(field.contiguous()))
+    # Tensor.contiguous() would change the tensor, which may belong to the
+    # dataset.
+    whole = field if field.is_contiguous() else field.clone()
+    position = arena.position_of(native.array_of(whole))
     # FLAGS_enable_pir_api decides which of two types a tensor's dtype has.
     dtype = vartype_to_datatype.get(field.dtype, field.dtype)
     return position.block, dtype, field.shape, position.offset

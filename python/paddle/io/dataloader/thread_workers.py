@@ -44,7 +44,7 @@ from .collating_fetcher import ArrayPool, CollatingFetcher, make_fetcher
 from .dataloader_iter import _DataLoaderIterBase
 from .flat import _flatten_batch, _restore_batch
 from .turns import takes_turns
-from .worker import WorkerInfo, _DatasetKind, _of_thread
+from .worker import WorkerInfo, _DatasetKind, _thread_state
 
 if TYPE_CHECKING:
     from paddle.io import DataLoader, Dataset
@@ -161,7 +161,7 @@ class _BatchMaker:
 
     def work(self, info: WorkerInfo, tasks: BlockingQueue[_Task]) -> None:
         """Processes tasks until the thread is asked to stop."""
-        _of_thread.worker_info = info
+        _thread_state.worker_info = info
         init_error = self._call_init(info.id)
         epoch = fetcher = None
         while True:
@@ -398,7 +398,11 @@ class ThreadWorkersIter(_DataLoaderIterBase):
             self._makers.pop(index, None)
             if isinstance(outcome, _Failed):
                 self._end_epoch()
-                raise outcome.error
+                try:
+                    raise outcome.error
+                finally:
+                    # Avoids a cycle: its traceback refers to this frame.
+                    del outcome
             if isinstance(outcome, _Exhausted):
                 self._exhausted.add(outcome.worker)
             self._put_task()

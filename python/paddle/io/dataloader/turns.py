@@ -35,9 +35,6 @@ class Turns:
     that is stopped while it waits for its turn ends.
     """
 
-    # Whether a thread has found the end of an iterator that has shut down.
-    has_ended = False
-
     def __init__(self) -> None:
         # Reentrant: a signal handler on this thread may call stop() for a
         # WorkerThread that waits here.
@@ -112,6 +109,7 @@ def begin_epoch(iterator: Any) -> bool:
         except BaseException:
             # For example Ctrl-C. Workers may still report that they have begun,
             # which must not count for another epoch.
+            iterator._ended = True
             iterator._exit_thread_unexpectedly()
             raise
         return True
@@ -120,8 +118,7 @@ def begin_epoch(iterator: Any) -> bool:
 def takes_turns(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """
     Decorates the `__next__` of an iterator over a DataLoader. One thread at a
-    time takes a batch; the others wait for their turn. After the last batch,
-    each call raises StopIteration.
+    time takes a batch; the others wait for their turn.
 
     The decorated function is thread-safe.
     """
@@ -130,16 +127,7 @@ def takes_turns(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def next_in_turn(iterator: Any) -> Any:
         # First, since the thread whose turn it is may not exist here.
         enforce_same_process(iterator)
-        turns = iterator._turns
-        with turns:
-            if turns.has_ended:
-                raise StopIteration
-            try:
-                return next_batch(iterator)
-            except StopIteration:
-                # Only the C++ reader of an iterator that has shut down may not
-                # be read again.
-                turns.has_ended = vars(iterator).get("_shutdown", False)
-                raise
+        with iterator._turns:
+            return next_batch(iterator)
 
     return next_in_turn

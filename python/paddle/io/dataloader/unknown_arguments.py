@@ -17,10 +17,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Callable
+
+from typing_extensions import ParamSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+_InputT = ParamSpec("_InputT")
 
 # Alternatives to arguments of torch's DataLoader, for ported programs.
 _INSTEAD = {
@@ -35,7 +39,9 @@ _INSTEAD = {
 }
 
 
-def reject_unknown_arguments(init: Callable[..., None]) -> Callable[..., None]:
+def reject_unknown_arguments(
+    init: Callable[_InputT, None],
+) -> Callable[_InputT, None]:
     """
     Decorates `DataLoader.__init__`, whose signature it keeps: unknown keyword
     arguments raise TypeError, which suggests alternatives.
@@ -43,7 +49,7 @@ def reject_unknown_arguments(init: Callable[..., None]) -> Callable[..., None]:
     own = frozenset(inspect.signature(init).parameters)
 
     @functools.wraps(init)
-    def checked_init(*args: Any, **arguments: Any) -> None:
+    def checked_init(*args: _InputT.args, **arguments: _InputT.kwargs) -> None:
         others = arguments.keys() - own
         if others:
             raise TypeError(_refusal(others))
