@@ -17,19 +17,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import platform
 import subprocess
 import sys
 import unittest
-from unittest import mock
 
 from concurrent_base import (
     WAIT_S,
     pristine_environment,
 )
 from shared_tensor_base import (
-    START_METHODS,
     run_sharing_script,
 )
 
@@ -226,43 +223,6 @@ assert works(binding.cuda_stats)
 
 
 class TestProcessTree(unittest.TestCase):
-    def test_first_share_joins(self):
-        run_sharing_script(
-            self,
-            f"""
-            assert "{VARIABLE}" not in os.environ
-            paddle.ones([2]).share_memory_()
-            assert "{VARIABLE}" in os.environ
-            """,
-        )
-
-    def test_fork_of_any_kind_joins(self):
-        run_sharing_script(
-            self,
-            f"""
-            ours, theirs = os.pipe()
-            if os.fork() == 0:
-                os.write(theirs, os.environ["{VARIABLE}"].encode())
-                os._exit(0)
-            os.close(theirs)
-            assert os.read(ours, 99).decode() == os.environ["{VARIABLE}"]
-            """,
-        )
-
-    def test_children_of_a_process_that_has_not_shared_are_in_its_tree(self):
-        for method in START_METHODS:
-            with self.subTest(method):
-                run_sharing_script(
-                    self,
-                    f"""
-                    context = multiprocessing.get_context("{method}")
-                    with context.Pool(1) as pool:
-                        tree = pool.apply(os.getenv, ["{VARIABLE}"])
-                    assert tree is not None
-                    assert tree == os.environ["{VARIABLE}"]
-                    """,
-                )
-
     def test_result_outlives_a_child_that_was_started_before_any_share(self):
         for method in ("spawn", "forkserver"):
             with self.subTest(method):
@@ -279,39 +239,6 @@ class TestProcessTree(unittest.TestCase):
                     child.join()
                     assert ours.recv().sum().item() == 15
                     """,
-                )
-
-    def test_tree_stays_one_when_the_environment_is_restored(self):
-        for method in START_METHODS:
-            with self.subTest(method):
-                run_sharing_script(
-                    self,
-                    f"""
-                    before = dict(os.environ)
-                    paddle.ones([2]).share_memory_()
-                    tree = os.environ["{VARIABLE}"]
-                    os.environ.clear()
-                    os.environ.update(before)
-                    context = multiprocessing.get_context("{method}")
-                    with context.Pool(1) as pool:
-                        got = pool.apply(os.getenv, ["{VARIABLE}"])
-                    assert got == tree, (got, tree)
-                    """,
-                )
-
-    def test_invalid_number_of_a_tree_is_replaced(self):
-        for number in ("", "0", "none", "1" * 17):
-            with (
-                self.subTest(number),
-                mock.patch.dict(os.environ, {VARIABLE: number}),
-            ):
-                run_sharing_script(
-                    self,
-                    f"""
-                    paddle.ones([2]).share_memory_()
-                    assert 0 < int(os.environ["{VARIABLE}"], 16) < 1 << 64
-                    """,
-                    variables=(VARIABLE,),
                 )
 
 
