@@ -28,6 +28,8 @@ TOOLS = (
     "wheel==0.45.1",
 )
 PYTEST = "pytest==8.4.2"
+# The version in .pre-commit-config.yaml.
+RUFF = "ruff==0.9.2"
 
 
 @nox.session
@@ -43,7 +45,7 @@ def wheel(session: nox.Session) -> None:
 
 
 def _run_tests(session: nox.Session) -> None:
-    session.install(*TOOLS, PYTEST)
+    session.install(*TOOLS, PYTEST, RUFF)
     session.run("python", "-m", "tools.run_tests", *session.posargs)
 
 

@@ -108,7 +108,9 @@ def test_paddles_build_lists_all_sources_of_shared_memory():
     }
 
 
-def registered_on(system: str, root: Path) -> dict[str, Registered]:
+def registered_on(
+    system: str, root: Path, gloo: str = "ON"
+) -> dict[str, Registered]:
     """
     Returns the tests that Paddle's CMake functions register on a system, using
     a new folder.
@@ -133,6 +135,7 @@ def registered_on(system: str, root: Path) -> dict[str, Registered]:
         *(beside_python("cmake"), "-G", "Ninja", "-S", root, "-B", build),
         f"-DCMAKE_MAKE_PROGRAM={beside_python('ninja')}",
         f"-DAS_ON={system}",
+        f"-DWITH_GLOO={gloo}",
     )
     shown = subprocess.run(
         [beside_python("ctest"), "--show-only=json-v1"],
@@ -277,6 +280,19 @@ def test_process_tests_are_not_run_on_windows_and_macos():
 
 def test_paddles_build_runs_every_python_test_on_linux(registered):
     assert legacy_tests(own_files()) <= registered.keys()
+
+
+def test_paddles_build_without_gloo_lacks_only_tests_that_start_gloo(
+    registered, tmp_path
+):
+    lacking = registered.keys() - registered_on("Linux", tmp_path, "OFF").keys()
+    assert lacking & legacy_tests(own_files()) == {
+        "test_shm_data_parallel",
+        "test_shm_fleet",
+        "test_shm_group",
+        "test_shm_machine_transfers",
+        "test_shm_machines",
+    }
 
 
 def test_paddles_build_runs_tests_on_macos_unless_they_need_linux(
