@@ -16,7 +16,6 @@ child, and its children inherit the tree."""
 
 from __future__ import annotations
 
-import os
 import sys
 import unittest
 

@@ -11,7 +11,6 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""`import paddle` has no side effects before tensors are shared."""
 """Sharing on a system without open file description locks, as before Linux 3.15
 and in some sandboxes. Paddle then sends tensors and batches as it did before.
 
@@ -31,8 +30,7 @@ from concurrent_base import (
 # The numbers of fcntl and of the architecture, by the machine.
 _MACHINES = {"x86_64": (72, 0xC000003E), "aarch64": (25, 0xC00000B7)}
 
-# Programs of such a filter are explained in Linux's Documentation/userspace-api/
-# seccomp_filter.rst.
+# Documentation/userspace-api/seccomp_filter.rst of Linux explains such filters.
 _FILTER = """
 import ctypes, errno, fcntl, os, struct
 

@@ -438,7 +438,8 @@ ISOLATED_TEST(SharedHeapFaultTest, ASystemWithoutDescriptionLocksIsExplained) {
   EXPECT_FALSE(CanMakeSegments());
 }
 
-ISOLATED_TEST(SharedHeapFaultTest, AFailureIsNotTakenForASystemWithoutSegments) {
+ISOLATED_TEST(SharedHeapFaultTest,
+              AFailureIsNotTakenForASystemWithoutSegments) {
   EXPECT_TRUE(CanMakeSegments());
   const Interception failing(
       "fcntl", 1, Calls::kAllFromThenOn, [] { return ENOLCK; });
