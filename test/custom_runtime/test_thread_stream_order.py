@@ -19,6 +19,7 @@ CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import unittest
@@ -38,11 +39,11 @@ from test_host_device import name_of, setUpModule
 
 sys.path.append(str(Path(__file__).parents[1] / "legacy_test"))
 
-from concurrent_base import WAIT_S, in_thread, in_threads
+from concurrent_base import WAIT_S, in_fork, in_thread, in_threads
 from thread_device_base import handle
 
 import paddle
-from paddle.device import Stream, current_stream, stream_guard
+from paddle.device import Stream, current_stream, set_stream, stream_guard
 from paddle.nn.functional import relu
 
 if TYPE_CHECKING:
@@ -650,6 +651,16 @@ class TestEvents(StreamTest):
                 self.x.scale_(5.0)
             event.record()
             self.read_after(lambda stream: stream.wait_event(event))
+
+
+class TestFork(StreamTest):
+    @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
+    def test_a_thread_forks_while_the_main_thread_has_a_stream(self):
+        self.addCleanup(set_stream, self.default)
+        # The stream's own threads, which Stream waits for when it is destroyed,
+        # do not exist in the child.
+        set_stream(Stream())
+        in_thread(in_fork, current_stream)
 
 
 if __name__ == "__main__":

@@ -448,7 +448,10 @@ def _make_own_streams_the_process_ones(was_main: bool) -> None:
         native.keep_forever(by_place)
         _use_own_streams({})
     native.become_main_thread()
-    for key in _set_by_main_thread - by_place.keys():
+    replaced = [
         set_stream(_default_streams[key])
-    for stream, _ in by_place.values():
-        set_stream(stream)
+        for key in _set_by_main_thread - by_place.keys()
+    ]
+    replaced += [set_stream(stream) for stream, _ in by_place.values()]
+    # The destructor of the main thread's stream would wait for its threads.
+    native.keep_forever(replaced)
