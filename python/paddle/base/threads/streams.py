@@ -453,5 +453,6 @@ def _make_own_streams_the_process_ones(was_main: bool) -> None:
         for key in _set_by_main_thread - by_place.keys()
     ]
     replaced += [set_stream(stream) for stream, _ in by_place.values()]
-    # The destructor of the main thread's stream would wait for its threads.
-    native.keep_forever(replaced)
+    if replaced:
+        # The destructor of the main thread's stream would wait for its threads.
+        native.keep_forever(replaced)
