@@ -30,8 +30,6 @@ from shared_tensor_base import (
     run_sharing_script,
 )
 
-VARIABLE = "PADDLE_SHARED_MEMORY_TREE"
-
 IMPORT = """
 import json, os, sys
 def state():

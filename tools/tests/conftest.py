@@ -18,15 +18,12 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tools.tree import git
 from tools.wheel import REPO
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FRAMEWORK = "python/paddle/base/framework.py"
 DEVICE = "python/paddle/device/__init__.py"
@@ -186,6 +183,15 @@ def snapshot(root: Path) -> dict[str, tuple]:
         for path in root.rglob("*")
         if ".git" not in path.parts
     }
+
+
+@pytest.fixture(scope="session")
+def wheel_tree() -> Path:
+    """The folder of an unpacked official wheel."""
+    tree = os.environ.get("PADDLE_WHEEL_TREE")
+    if not tree:
+        pytest.skip("set PADDLE_WHEEL_TREE to the folder of an official wheel")
+    return Path(tree)
 
 
 @pytest.fixture(scope="session")

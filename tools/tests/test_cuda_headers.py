@@ -15,10 +15,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sysconfig
-from pathlib import Path
 
 import pytest
 
@@ -72,11 +70,8 @@ SOURCES = sorted(
 
 
 @pytest.fixture(scope="session")
-def check(tmp_path_factory):
+def check(tmp_path_factory, wheel_tree):
     """Compiles a text as in a build for CUDA, without generating code."""
-    tree = os.environ.get("PADDLE_WHEEL_TREE")
-    if not tree:
-        pytest.skip("set PADDLE_WHEEL_TREE to the site-packages of a Paddle")
     libraries = tmp_path_factory.mktemp("libraries")
     loaded = "paddle/phi/backends/dynload"
     files = {
@@ -84,7 +79,7 @@ def check(tmp_path_factory):
         **{f"{loaded}/{k}.h": f"#include <{v}>\n" for k, v in LOADED.items()},
     }
     write(libraries, {k: f"#pragma once\n{v}\n" for k, v in files.items()})
-    headers = Path(tree, "paddle", "include")
+    headers = wheel_tree / "paddle" / "include"
     compatible = headers / "paddle" / "phi" / "api" / "include" / "compat"
     folders = [
         *(libraries, *cuda_headers(), headers, headers / "third_party"),

@@ -664,19 +664,14 @@ def test_the_command_line_exports_and_refreshes(
 
 
 @pytest.fixture
-def real(tmp_path, git_home):
+def real(tmp_path, git_home, wheel_tree):
     """The real series and, as a checkout, the Python files of a real wheel.
 
     Changes of the series to files that no wheel contains are left out.
     """
-    wheel = os.environ.get("PADDLE_WHEEL_TREE")
-    if not wheel:
-        pytest.skip(
-            "set PADDLE_WHEEL_TREE to the folder of an unpacked official wheel"
-        )
     checkout, repo = tmp_path / "checkout", tmp_path / "repo"
     shutil.copytree(
-        Path(wheel, "paddle"),
+        wheel_tree / "paddle",
         checkout / "python" / "paddle",
         ignore=lambda folder, names: [
             name
@@ -686,7 +681,7 @@ def real(tmp_path, git_home):
     )
     git(checkout, "init --quiet")
     commit(checkout, "Paddle")
-    git(checkout, f"tag {open_tree(Path(wheel)).tag}")
+    git(checkout, f"tag {open_tree(wheel_tree).tag}")
     shutil.copytree(REPO / "patches", repo / "patches")
     own = {path for patch in load_series(REPO) for path in patch.own_files}
     for patch in load_series(REPO):

@@ -42,8 +42,6 @@ from tools.tests.conftest import (
     write,
 )
 
-STOCK = os.environ.get("PADDLE_WHEEL_TREE")
-
 
 def claim(repo: Path, number: int, path: str) -> None:
     """Adds an own file to a patch of the small series."""
@@ -229,7 +227,7 @@ def test_python_imports_python_files_and_bindings(repo):
 
 
 @pytest.fixture(scope="module")
-def real_prefix(tmp_path_factory):
+def real_prefix(tmp_path_factory, wheel_tree):
     """Creates prefixes of the real series, each from the previous one."""
     python = Path(os.environ["PADDLE_PYTHON"])
     ours = next(python.parents[1].glob("lib/python3*/site-packages"))
@@ -239,7 +237,7 @@ def real_prefix(tmp_path_factory):
     def make(number: int) -> Path:
         nonlocal made
         assert number > made, "prefixes must be created in order"
-        make_prefix(REPO, number, Path(STOCK), ours, folder, made)
+        make_prefix(REPO, number, wheel_tree, ours, folder, made)
         made = number
         return folder
 
@@ -265,13 +263,12 @@ def imported_tests():
 
 
 @pytest.fixture(scope="module")
-def import_real_prefix():
+def import_real_prefix(wheel_tree):
     python = Path(os.environ["PADDLE_PYTHON"])
-    with importing_paddle(python, Path(STOCK) / "paddle") as import_prefix:
+    with importing_paddle(python, wheel_tree / "paddle") as import_prefix:
         yield import_prefix
 
 
-@pytest.mark.skipif(STOCK is None, reason="set PADDLE_WHEEL_TREE")
 @pytest.mark.parametrize(("number", "tests"), imported_tests())
 def test_every_prefix_and_its_tests_can_be_imported(
     number, tests, real_prefix, import_real_prefix

@@ -157,12 +157,11 @@ def default_stream(place: core.Place) -> StreamBase:
                 f"per-thread streams, but received {place!r}."
             )
         )
-    place = concrete
-    key = hash(place)
+    key = hash(concrete)
     stream = _default_streams.get(key)
     if stream is None:
         # C++ code may have set another stream for this thread.
-        found = native.with_process_contexts(_current, place)
+        found = native.with_process_contexts(_current, concrete)
         stream = _default_streams.setdefault(key, found)
     return stream
 

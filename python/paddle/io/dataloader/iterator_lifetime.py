@@ -120,11 +120,17 @@ def reads_batch(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
             iterator._ended = iterator._thread_done_event.is_set()
             raise
         except BaseException:
-            iterator._ended = True
-            iterator._exit_thread_unexpectedly()
+            end_after_error(iterator)
             raise
 
     return wrapped
+
+
+def end_after_error(iterator: Any) -> None:
+    """Ends an iterator whose state an error has left undefined. Its `__next__`
+    then raises StopIteration."""
+    iterator._ended = True
+    iterator._exit_thread_unexpectedly()
 
 
 def end_dropped(iterator: Any) -> None:

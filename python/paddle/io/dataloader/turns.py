@@ -21,7 +21,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Callable
 
 from .interruption import woken_when_stopped
-from .iterator_lifetime import enforce_same_process
+from .iterator_lifetime import end_after_error, enforce_same_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,8 +109,7 @@ def begin_epoch(iterator: Any) -> bool:
         except BaseException:
             # For example Ctrl-C. Workers may still report that they have begun,
             # which must not count for another epoch.
-            iterator._ended = True
-            iterator._exit_thread_unexpectedly()
+            end_after_error(iterator)
             raise
         return True
 
