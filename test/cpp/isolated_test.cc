@@ -31,6 +31,9 @@ namespace {
 // busy machine.
 constexpr unsigned kSecondsPerTest = 900;
 
+// The exit status of a child process whose test was skipped: as for Automake.
+constexpr int kSkipped = 77;
+
 class ThrowingListener : public ::testing::EmptyTestEventListener {
   void OnTestPartResult(const ::testing::TestPartResult& result) override {
     if (result.fatally_failed()) throw AssertionFailed(result.message());
@@ -83,6 +86,9 @@ void RunInChild(const std::function<void()>& body) {
     ADD_FAILURE() << "The test was ended by signal " << WTERMSIG(status) << ".";
   } else {
     const int exit_status = WEXITSTATUS(status);
+    if (exit_status == kSkipped) {
+      GTEST_SKIP() << "The process of the test printed why.";
+    }
     EXPECT_EQ(exit_status, EXIT_SUCCESS)
         << "The test failed in its process, which printed why.";
   }
@@ -97,6 +103,7 @@ int RunToExitStatus(const std::function<void()>& body) {
   } catch (const std::exception& error) {
     ADD_FAILURE() << "The test threw: " << error.what();
   }
+  if (::testing::Test::IsSkipped()) return kSkipped;
   return HasFailureHere() ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 

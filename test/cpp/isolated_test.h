@@ -48,7 +48,7 @@ void RunInChild(const std::function<void()>& body);
 
 // Runs the body in this process, which is a child of a test process, and
 // returns the exit status: success if the body returns and nothing has failed
-// in this process.
+// in this process, and a status of its own if GTEST_SKIP has ended the body.
 int RunToExitStatus(const std::function<void()>& body);
 
 // Returns whether an expectation of this process has failed. Failures in its

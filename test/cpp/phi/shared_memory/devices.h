@@ -40,13 +40,9 @@ using paddle::memory::allocation::CudaIPCStats;
 using Stream = CudaIPCDriver::Stream;
 
 // Ends a test that needs behavior that a real driver cannot be made to show.
-#define NEEDS_STAND_IN                                \
-  do {                                                \
-    if (!::shared_memory_test::HasStandIn()) {        \
-      std::printf("  skipped: needs the stand-in\n"); \
-      return;                                         \
-    }                                                 \
-  } while (false)
+#define NEEDS_STAND_IN                     \
+  if (!::shared_memory_test::HasStandIn()) \
+  GTEST_SKIP() << "It needs the stand-in driver."
 
 bool HasStandIn();
 // See stand_in_driver.h.
