@@ -18,16 +18,18 @@
 The wheels take turns, in an order that is reversed each round. Kernels run on
 the calling thread, so that each thread uses one core.
 
-A second process of the stock wheel is the control: its difference from the
-first is noise. On busy cores there is much noise, because a run wakes a Paddle
-thread for each tensor that it frees, and that thread may preempt the running
-thread.
+A second process of the stock wheel is a control: its difference from the first
+is noise. On busy cores there is much noise, because a run wakes a Paddle thread
+for each tensor that it frees, and that thread may preempt the running thread.
+Processes of our wheel, with one thread each, are the control for threads: they
+share no lock, so their throughput shows what the machine allows.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import statistics
 import sys
@@ -54,6 +56,7 @@ QUESTIONS = (
     ("longest_pause",),
     *(("seconds_of_threads", count) for count in (1, *THREADS)),
 )
+PROCESSES = "seconds of processes"
 
 
 def start(stack: contextlib.ExitStack, python: Path) -> Worker:
@@ -69,6 +72,13 @@ def start(stack: contextlib.ExitStack, python: Path) -> Worker:
     return stack.enter_context(contextlib.closing(worker))
 
 
+def seconds_of_processes(workers: list[Worker], model: str) -> float:
+    """Returns the time of the slowest of some processes that run at once."""
+    for worker in workers:
+        worker.send("seconds_of_threads", model, 1, CALLS[model])
+    return max([worker.receive() for worker in workers])
+
+
 def measure(
     pythons: dict[str, Path], rounds: int
 ) -> dict[tuple[str, tuple], list[float]]:
@@ -77,20 +87,33 @@ def measure(
         (name, model, *rest) for model in CALLS for name, *rest in QUESTIONS
     ]
     answers = {(side, question): [] for question in questions for side in SIDES}
+    for model, count in itertools.product(CALLS, THREADS):
+        answers["ours", (PROCESSES, model, count)] = []
     with contextlib.ExitStack() as stack:
         for i in range(rounds):
             if i % ROUNDS_OF_A_PROCESS == 0:
                 stack.close()
                 workers = {side: start(stack, pythons[side]) for side in SIDES}
+                processes = [
+                    workers["ours"],
+                    *(
+                        start(stack, pythons["ours"])
+                        for _ in range(max(THREADS) - 1)
+                    ),
+                ]
                 # Wait until all workers have created their predictors, which
                 # keeps the cores busy.
-                for worker in workers.values():
+                for worker in [*workers.values(), *processes]:
                     worker.ask("seconds", next(iter(CALLS)), 1)
             for question in questions:
                 calls = CALLS[question[1]]
                 for side in SIDES[:: 1 if i % 2 else -1]:
                     answer = workers[side].ask(*question, calls)
                     answers[side, question].append(answer)
+            for model, count in itertools.product(CALLS, THREADS):
+                answers["ours", (PROCESSES, model, count)].append(
+                    seconds_of_processes(processes[:count], model)
+                )
     return answers
 
 
@@ -126,6 +149,16 @@ def table(answers: dict[tuple[str, tuple], list[float]]) -> list[str]:
                     for key, all_threads in zip(one, keys)
                 ]
                 for count, keys in zip(THREADS, several)
+            },
+            **{
+                f"throughput of {count} processes, ratio to one": [
+                    "",
+                    "",
+                    median_ratio(
+                        one[-1], ("ours", (PROCESSES, model, count)), count
+                    ),
+                ]
+                for count in THREADS
             },
             "longest pause of another thread, ms": [
                 milliseconds(key, 1) for key in pause
@@ -165,9 +198,10 @@ def main(argv: list[str] | None = None) -> int:
         'ratios. "Stock again" is another process of the official wheel; its',
         "difference from the first is noise. A call copies the input, runs and",
         "copies the output. Each of several threads has its own predictor, a",
-        "clone of the first one. The other thread, whose longest pause is",
-        "given, runs only Python code. oneDNN is off unless a row names it,",
-        "and `OMP_NUM_THREADS` is 1.",
+        "clone of the first one. Several processes have one thread each: their",
+        "throughput shows what the machine allows. The other thread, whose",
+        "longest pause is given, runs only Python code. oneDNN is off unless a",
+        "row names it, and `OMP_NUM_THREADS` is 1.",
         f"Each side has a new process every {ROUNDS_OF_A_PROCESS} rounds.",
         "",
         f"{machine()}; {args.rounds} rounds.",

@@ -67,7 +67,15 @@ class Worker:
 
     def ask(self, *question: Any) -> Any:
         """Returns the worker's answer to a question."""
+        self.send(*question)
+        return self.receive()
+
+    def send(self, *question: Any) -> None:
+        """Sends a question, whose answer `receive` returns."""
         print(json.dumps(question), file=self._process.stdin, flush=True)
+
+    def receive(self) -> Any:
+        """Returns the answer to the first question that has none yet."""
         return json.loads(self._process.stdout.readline())
 
     def seconds(self, where: str, name: str) -> float:
