@@ -19,7 +19,9 @@
 
 #include <cstring>
 #include <functional>
+#include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -39,6 +41,8 @@ namespace shared_memory_test {
 using phi::distributed::Exchange;
 using phi::distributed::GroupLayout;
 using phi::distributed::PeerMemory;
+using phi::distributed::SharedMemoryHandle;
+using phi::distributed::SharedMemoryResolver;
 using phi::distributed::SizeOf;
 using ErrorKind = CollectiveError::Kind;
 
@@ -183,6 +187,95 @@ void RunLongCopy(Buffers buffers) {
 
 ISOLATED_TEST(CollectivesTest, ALongCopyOutOfAMappedBuffer) {
   RunLongCopy(Buffers::kShared);
+}
+
+// Reduces buffers that do not fit into a cache, and end in a part of a block.
+void RunBlocksOfAnAllReduce(Buffers buffers) {
+  RunOnRanks(3, buffers, [&](CaseRunner* runner) {
+    OperationCase operation{};
+    operation.kind = OperationCase::kAllReduce;
+    operation.type = ElementType::kInt64;
+    operation.in_place = true;
+    operation.count = (24 << 20) / sizeof(int64_t) + 1;
+    runner->Run(operation);
+  });
+}
+
+ISOLATED_TEST(CollectivesTest, BlocksOfAnAllReduceInMappedBuffers) {
+  RunBlocksOfAnAllReduce(Buffers::kShared);
+}
+
+ISOLATED_TEST(CollectivesTest, BlocksOfAnAllReduceStaged) {
+  RunBlocksOfAnAllReduce(Buffers::kPrivate);
+}
+
+// Finds no memory, and calls a function first.
+class ResolverThatCalls : public SharedMemoryResolver {
+ public:
+  explicit ResolverThatCalls(std::function<void()> call)
+      : call_(std::move(call)) {}
+  std::optional<SharedMemoryHandle> Find(const void*, uint64_t) override {
+    call_();
+    return std::nullopt;
+  }
+  std::shared_ptr<const void> Map(const SharedMemoryHandle&,
+                                  uint64_t) override {
+    return nullptr;
+  }
+
+ private:
+  std::function<void()> call_;
+};
+
+ISOLATED_TEST(CollectivesTest, AllBlocksOfAnAllReduceHaveOneTimeout) {
+  constexpr Milliseconds kTimeout{2000};
+  constexpr Milliseconds kDelay{50};
+  const auto group = GroupInOneProcess(2);
+  const auto all_reduce = [&](int rank,
+                              const std::function<void()>& before_block,
+                              Milliseconds timeout) {
+    // Each block has an input and an output to find.
+    int found = 0;
+    Collectives collectives(
+        group[rank].get(),
+        std::make_shared<ResolverThatCalls>([&found, &before_block] {
+          if (found++ % 2 == 0) before_block();
+        }),
+        kNever);
+    std::vector<char> data(40 << 20);
+    return OutcomeOf([&] {
+      collectives.AllReduce(data.data(),
+                            data.data(),
+                            data.size(),
+                            ElementType::kInt8,
+                            Reduction::kSum,
+                            timeout);
+    });
+  };
+  std::promise<void> timed_out;
+  std::thread late([&] {
+    int block = 0;
+    all_reduce(
+        1,
+        [&] {
+          if (++block == 1) {
+            std::this_thread::sleep_for(kDelay);
+          } else {
+            timed_out.get_future().wait();
+          }
+        },
+        kNever);
+  });
+  const Outcome outcome = all_reduce(
+      0, [] {}, kTimeout);
+  timed_out.set_value();
+  late.join();
+  EXPECT_TRUE(outcome.Is(ErrorKind::kTimedOut, 1)) << outcome;
+  const std::string text = outcome.text;
+  const size_t waited = text.find("waited ");
+  ASSERT_NE(waited, std::string::npos) << outcome;
+  EXPECT_LE(std::stoi(text.substr(waited + std::strlen("waited "))),
+            (kTimeout - kDelay).count());
 }
 
 ISOLATED_TEST(CollectivesTest, AnOperationReturnsAfterTheLastReadOfItsBuffer) {

@@ -15,6 +15,7 @@
 #include "paddle/phi/core/distributed/shared_memory/collectives.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -34,6 +35,12 @@ namespace {
 // the cache until they are reduced.
 constexpr uint64_t kScratchBytes = 512 << 10;
 constexpr uint64_t kMinBlockBytes = 16 << 10;
+
+// If the buffers of all ranks are larger than this, which is more than most
+// caches have, an all_reduce does one block after the other: what a rank has
+// reduced is then still in the cache when the others copy it.
+constexpr uint64_t kCacheBytes = 64 << 20;
+constexpr uint64_t kBlockBytes = 4 << 20;
 
 // Keeps two ranks from writing results to the same cache line.
 constexpr uint64_t kPartAlignment = 64;
@@ -145,16 +152,28 @@ void Collectives::AllReduce(const void* in,
                             Milliseconds timeout) {
   RequireReducible(type, reduction);
   const uint64_t bytes = count * SizeOf(type);
-  Operation operation(
-      group_,
-      OperationInfo::Of("all_reduce", bytes, NameOf(type), NameOf(reduction)),
-      timeout);
+  const OperationInfo info =
+      OperationInfo::Of("all_reduce", bytes, NameOf(type), NameOf(reduction));
   const Elements elements{type, reduction};
-  if (bytes <= operation.inline_bytes()) {
-    AllReduceWhole(&operation, Bytes(in), Bytes(out), bytes, elements);
-  } else {
-    AllReduceByParts(&operation, Bytes(in), Bytes(out), bytes, elements);
-  }
+  const uint64_t block_bytes =
+      bytes > kCacheBytes / size() ? kBlockBytes : bytes;
+  const auto start = std::chrono::steady_clock::now();
+  uint64_t begin = 0;
+  do {  // Also without elements: the ranks meet.
+    const auto passed = std::chrono::duration_cast<Milliseconds>(
+        std::chrono::steady_clock::now() - start);
+    Operation operation(
+        group_, info, std::max(timeout - passed, Milliseconds::zero()));
+    const uint64_t block = std::min(block_bytes, bytes - begin);
+    const char* from = Bytes(in) + begin;
+    char* to = Bytes(out) + begin;
+    if (block <= operation.inline_bytes()) {
+      AllReduceWhole(&operation, from, to, block, elements);
+    } else {
+      AllReduceByParts(&operation, from, to, block, elements);
+    }
+    begin += block;
+  } while (begin < bytes);
 }
 
 void Collectives::AllReduceWhole(Operation* operation,
