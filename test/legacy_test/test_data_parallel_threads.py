@@ -336,6 +336,28 @@ class TestThreads(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "PRODUCT. Use SUM, MAX or MIN"):
             all_reduce(group, paddle.ones([1]), dist.ReduceOp.PROD)
 
+    def test_a_sparse_tensor_is_refused_by_each_operation(self):
+        group, _ = dist.new_thread_groups(2)
+        dense = paddle.ones([2, 2])
+        embedding = paddle.nn.Embedding(2, 2, sparse=True)
+        embedding(paddle.to_tensor([0])).sum().backward()
+        for x, cure in (
+            (dense.to_sparse_coo(2), "to_dense"),
+            (dense.to_sparse_csr(), "to_dense"),
+            (embedding.weight.grad, "sparse=False"),
+        ):
+            for call in (
+                lambda x=x: all_reduce(group, x),
+                lambda x=x: dist.broadcast(x, 0, group=group),
+                lambda x=x: dist.gather(x, [], 0, group=group),
+                lambda x=x: dist.scatter(dense, [dense, x], 0, group=group),
+                lambda x=x: group.process_group.all_gather(
+                    [dense] * 2, x, True
+                ),
+            ):
+                with self.assertRaisesRegex(ValueError, cure):
+                    call()
+
     def test_the_number_of_ranks_must_be_a_positive_integer(self):
         for nranks in (0, -1, 2.5, "2", None, True):
             with (

@@ -800,6 +800,11 @@ def refuse_bad_tensors() -> list[str]:
         lambda: dist.reduce_scatter(
             paddle.ones([2]), [paddle.ones([n]) for n in (1, 3, 2)]
         ),
+        lambda: dist.all_reduce(paddle.ones([2, 2]).to_sparse_coo(2)),
+        lambda: dist.broadcast(paddle.ones([2, 2]).to_sparse_csr(), 0),
+        lambda: dist.send(
+            paddle.ones([2, 2]).to_sparse_coo(2), (dist.get_rank() + 1) % 3
+        ),
     )
     # No rank waits for a refused operation.
     dist.barrier()
@@ -1328,6 +1333,7 @@ class TestShmMachines(MachinesTestCase):
                     "7 elements",
                     "int32",
                     "parts of [1, 3, 2] elements",
+                    *["to_dense()"] * 3,
                 ),
             ):
                 self.assertIn(part, text)

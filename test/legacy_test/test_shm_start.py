@@ -201,6 +201,52 @@ def refuse_bad_tensors() -> list[str]:
     return found
 
 
+def _gradient_of_rows() -> paddle.Tensor:
+    embedding = paddle.nn.Embedding(2, 2, sparse=True)
+    embedding(paddle.to_tensor([0, 1])).sum().backward()
+    return embedding.weight.grad
+
+
+def refuse_tensors_that_are_not_dense() -> dict[str, str]:
+    """Returns the errors of all operations, by operation and kind of tensor."""
+    dense, peer = paddle.ones([2, 2]), 1 - dist.get_rank()
+    kinds = {
+        "COO": dense.to_sparse_coo(2),
+        "CSR": dense.to_sparse_csr(),
+        "selected rows": _gradient_of_rows(),
+    }
+    group = dist.get_group().process_group
+    operations = {
+        "all_reduce": dist.all_reduce,
+        "broadcast": lambda x: dist.broadcast(x, 0),
+        "reduce": lambda x: dist.reduce(x, 0),
+        "send": lambda x: dist.send(x, peer),
+        "recv": lambda x: dist.recv(x, peer),
+        "send_partial": lambda x: group.send_partial(x, dst=peer, num=2, id=0),
+        "all_gather": lambda x: dist.all_gather([], x),
+        "all_gather into": lambda x: dist.stream.all_gather(x, dense),
+        "gather": lambda x: dist.gather(x, [], dist.get_rank()),
+        "scatter": lambda x: dist.scatter(x, [x] * 2, dist.get_rank()),
+        "reduce_scatter": lambda x: dist.reduce_scatter(dense, [dense, x]),
+        "alltoall": lambda x: dist.alltoall([], [dense, x]),
+        "alltoall_single": lambda x: dist.alltoall_single(dense, x),
+        "by name": lambda x: group.all_reduce(
+            tensor=x, op=dist.ReduceOp.SUM, sync_op=True
+        ),
+    }
+    found = {}
+    for operation, call in operations.items():
+        for kind, tensor in kinds.items():
+            try:
+                call(tensor)
+                found[f"{operation} of {kind}"] = "nothing"
+            except ValueError as error:
+                found[f"{operation} of {kind}"] = str(error)
+    # No rank waits for a refused operation.
+    dist.all_reduce(dense)
+    return found
+
+
 def use_part_of_the_output() -> list[list[float]]:
     """Gathers and reduces with a rank's part within the whole tensor."""
     own = slice(2 * dist.get_rank(), 2 * dist.get_rank() + 2)
@@ -323,6 +369,21 @@ class TestShmStart(RanksTestCase):
             for text, part in zip(found, parts):
                 self.assertIn(part, text)
                 self.assertNotEqual(text, "nothing")
+
+    def test_tensors_that_are_not_dense_are_refused_by_each_operation(self):
+        ranks = self.start_group(2)
+        cures = {
+            "COO": "sparse tensor (COO)",
+            "CSR": "sparse tensor (CSR)",
+            "selected rows": "sparse=False",
+        }
+        for found in ranks.call(refuse_tensors_that_are_not_dense):
+            for call, text in found.items():
+                kind = call.split(" of ")[1]
+                with self.subTest(call):
+                    self.assertIn(cures[kind], text)
+                    if kind != "selected rows":
+                        self.assertIn("to_dense()", text)
 
     def test_part_of_the_output_may_be_the_input(self):
         ranks = self.start_group(2)

@@ -72,6 +72,23 @@ void RaiseKeyboardInterrupt() {
 }
 
 phi::DenseTensor DenseTensorOf(const paddle::Tensor& tensor) {
+  const bool is_coo = tensor.is_sparse_coo_tensor();
+  PADDLE_ENFORCE_EQ(
+      is_coo || tensor.is_sparse_csr_tensor(),
+      false,
+      common::errors::InvalidArgument(
+          "The backend shm got a sparse tensor (%s) of shape [%s], but works "
+          "on dense tensors only. Pass tensor.to_dense().",
+          is_coo ? "COO" : "CSR",
+          tensor.dims()));
+  PADDLE_ENFORCE_EQ(
+      tensor.is_selected_rows(),
+      false,
+      common::errors::InvalidArgument(
+          "The backend shm got selected rows of shape [%s], such as the "
+          "gradient of an embedding with sparse=True, but works on dense "
+          "tensors only. Build the embedding with sparse=False.",
+          tensor.dims()));
   const auto dense = std::dynamic_pointer_cast<phi::DenseTensor>(tensor.impl());
   PADDLE_ENFORCE_NOT_NULL(dense,
                           common::errors::InvalidArgument(
@@ -87,6 +104,37 @@ std::vector<phi::DenseTensor> DenseTensorsOf(const py::sequence& list) {
     tensors.push_back(DenseTensorOf(tensor));
   }
   return tensors;
+}
+
+// Throws if the argument is a tensor that is not dense, or a list of tensors
+// that has one.
+void EnforceDense(const py::handle& argument) {
+  if (PyCheckTensor(argument.ptr())) {
+    DenseTensorOf(argument.cast<paddle::Tensor>());
+  } else if (py::isinstance<py::list>(argument) ||
+             py::isinstance<py::tuple>(argument)) {
+    for (const py::handle& item : argument) EnforceDense(item);
+  }
+}
+
+// Makes the methods that a class inherits from ProcessGroup check their
+// arguments: the bindings of ProcessGroup crash if a tensor is not dense.
+void EnforceDenseArguments(const py::object& group) {
+  const py::object own = group.attr("__dict__");
+  const py::dict inherited(py::type::of<ProcessGroup>().attr("__dict__"));
+  for (const auto& [key, method] : inherited) {
+    const auto name = key.cast<std::string>();
+    if (name[0] == '_' || own.contains(name)) continue;
+    group.attr(name.c_str()) = py::cpp_function(
+        [method = py::reinterpret_borrow<py::object>(method)](
+            const py::args& args, const py::kwargs& kwargs) {
+          for (const py::handle& argument : args) EnforceDense(argument);
+          for (const auto& argument : kwargs) EnforceDense(argument.second);
+          return method(*args, **kwargs);
+        },
+        py::name(name.c_str()),
+        py::is_method(group));
+  }
 }
 
 }  // namespace
@@ -131,8 +179,9 @@ void BindProcessGroupShm(py::module* m) {
            &ShmTask::WaitFor,
            py::arg("timeout") = ShmTask::Seconds::zero(),
            py::call_guard<ReleasedGil>());
-  py::class_<ProcessGroupShm, std::shared_ptr<ProcessGroupShm>, ProcessGroup>(
-      *m, "ProcessGroupShm")
+  py::class_<ProcessGroupShm, std::shared_ptr<ProcessGroupShm>, ProcessGroup>
+      group(*m, "ProcessGroupShm");
+  group
       .def_static(
           "create",
           [](const std::shared_ptr<Store>& store,
@@ -247,6 +296,7 @@ void BindProcessGroupShm(py::module* m) {
           py::arg("out"),
           py::arg("src"))
       .def("leave", &ProcessGroupShm::Leave, py::call_guard<ReleasedGil>());
+  EnforceDenseArguments(group);
 }
 
 }  // namespace pybind

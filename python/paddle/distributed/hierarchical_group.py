@@ -35,7 +35,12 @@ import paddle
 from paddle.base.core import ReduceOp
 
 from .leader_links import LONGEST_CALL_S, LinkError
-from .python_process_group import PythonProcessGroup, Task, enforce_not_forked
+from .python_process_group import (
+    PythonProcessGroup,
+    Task,
+    enforce_dense,
+    enforce_not_forked,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -208,6 +213,7 @@ def _raise_failure(text: str) -> None:
 
 
 def _enforce_usable(name: str, *tensors: Tensor) -> None:
+    enforce_dense("The backend shm", *tensors)
     for tensor in tensors:
         if not tensor.place.is_cpu_place():
             raise ValueError(

@@ -24,6 +24,8 @@ from paddle.base import core
 if TYPE_CHECKING:
     import datetime
 
+    from paddle import Tensor
+
 __all__ = []
 
 # The methods of ProcessGroup, and methods that Paddle calls on the groups of
@@ -95,6 +97,23 @@ def enforce_not_forked(process: int) -> None:
             "the group; a forked process is not a rank of the group. "
             "Communicate in the parent, or start ranks with "
             "paddle.distributed.spawn."
+        )
+
+
+def enforce_dense(kind: str, *tensors: Tensor) -> None:
+    """Raises unless all tensors are dense. `kind` describes the group."""
+    for tensor in tensors:
+        if tensor.is_dense():
+            continue
+        if tensor.is_selected_rows():
+            found = "the gradient of an embedding with sparse=True,"
+            cure = "Build the embedding with sparse=False."
+        else:
+            found = "a sparse tensor"
+            cure = "Pass tensor.to_dense()."
+        raise ValueError(
+            f"{kind} got {found} of shape {list(tensor.shape)}, but works on "
+            f"dense tensors only. {cure}"
         )
 
 

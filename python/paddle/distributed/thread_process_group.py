@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import paddle
 from paddle.base import core
 
-from .python_process_group import PythonProcessGroup
+from .python_process_group import PythonProcessGroup, enforce_dense
 
 if TYPE_CHECKING:
     import datetime
@@ -263,6 +263,7 @@ class ThreadProcessGroup(PythonProcessGroup):
             raise ValueError(
                 f"{self._kind} cannot reduce with {op}. Use SUM, MAX or MIN."
             )
+        enforce_dense(self._kind, tensor)
         if op != core.ReduceOp.SUM and tensor.dtype not in _COMPARED_TYPES:
             raise ValueError(
                 f"{self._kind} cannot reduce {tensor.dtype} with {op.name}. "
@@ -296,6 +297,7 @@ class ThreadProcessGroup(PythonProcessGroup):
     def broadcast(
         self, tensor: Tensor, source: int, sync_op: bool = False
     ) -> _Task:
+        enforce_dense(self._kind, tensor)
         return self._start(
             f"broadcast from rank {source} of {_description(tensor)}",
             _completed(tensor.clone()) if self._rank == source else None,
@@ -309,7 +311,9 @@ class ThreadProcessGroup(PythonProcessGroup):
     ) -> _Task:
         call = f"scatter from rank {source} of {_description(output)}"
         parts = None
+        enforce_dense(self._kind, output)
         if self._rank == source:
+            enforce_dense(self._kind, *tensors)
             found = [_description(tensor) for tensor in tensors]
             if found != [_description(output)] * self.size():
                 raise ValueError(
@@ -367,6 +371,7 @@ class ThreadProcessGroup(PythonProcessGroup):
         take: Callable[[list[Tensor]], None],
         sync_op: bool,
     ) -> _Task:
+        enforce_dense(self._kind, tensor)
         return self._start(
             f"{name} of {_description(tensor)}",
             [_completed(tensor.clone())],
