@@ -382,6 +382,24 @@ def send_until_interrupted() -> bool:
     return False
 
 
+def send_behind_another_until_interrupted() -> list[str]:
+    """Returns how a send, and an asynchronous one before it, ended by Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    x = paddle.ones([1 << 20])
+    task = dist.isend(x, 1 - dist.get_rank())
+    found = []
+    try:
+        interrupt_soon(signal.SIGINT)
+        send_to_the_other()
+    except KeyboardInterrupt:
+        found.append("KeyboardInterrupt")
+    try:
+        task.wait()
+    except RuntimeError as error:
+        found.append(str(error))
+    return found
+
+
 def send_to_the_other() -> None:
     dist.send(paddle.ones([10]), 1 - dist.get_rank())
 
@@ -870,6 +888,18 @@ class TestShmFailure(RanksTestCase):
         ranks.begin(send_to_the_other, ranks=[1])
         self.assertEqual(ranks.call(send_until_interrupted, ranks=[0]), [True])
         self.assert_all_name(ranks.outcomes([1]), "rank 0", "aborted send")
+
+    def test_ctrl_c_ends_an_operation_that_waits_for_an_earlier_one(self):
+        ranks = self.start_group(2)
+        ranks.begin(all_reduce, ranks=[1])
+        name, text = ranks.call(
+            send_behind_another_until_interrupted, ranks=[0]
+        )[0]
+        self.assertEqual(name, "KeyboardInterrupt")
+        parts = "aborted send, which waited", f"process {ranks.pids[0]}"
+        for part in parts:
+            self.assertIn(part, text)
+        self.assert_all_name(ranks.outcomes([1]), "rank 0", *parts)
 
     def test_ctrl_c_ends_a_wait_and_leaves_the_operation_in_flight(self):
         ranks = self.start_group(2)

@@ -682,7 +682,9 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Submit(OperationQueue* queue,
   };
   auto task = std::make_shared<ShmTask>(rank_, type, sync_op, check_interrupt_);
   if (sync_op) {
-    queue->Run(run);
+    queue->Run(run, [this, type, joined = joined()] {
+      CheckInterruptWhileQueued(type, joined.get());
+    });
     return task;
   }
   queue->Add([task, run] {
@@ -695,6 +697,23 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Submit(OperationQueue* queue,
     task->EndWith(error);
   });
   return task;
+}
+
+void ProcessGroupShm::CheckInterruptWhileQueued(CommType type,
+                                                JoinedGroup* joined) const {
+  if (!check_interrupt_) return;
+  try {
+    check_interrupt_();
+  } catch (...) {
+    // Otherwise this rank's next operation would take the place of this one.
+    joined->memory->Abort(
+        rank_,
+        "Rank " + std::to_string(rank_) + " (process " +
+            std::to_string(process_) + ") aborted " + NameOf(type) +
+            ", which waited for an earlier operation, because of its own "
+            "error. See that rank's output, and start all ranks again.");
+    throw;
+  }
 }
 
 void ProcessGroupShm::EnforceRank(CommType type, int rank) const {

@@ -240,6 +240,9 @@ class ProcessGroupShm : public ProcessGroup {
                      CommType type,
                      bool sync_op,
                      Operation operation);
+  // Called while an operation waits for its turn. If `check_interrupt_` throws,
+  // the operation does not run, and the group fails.
+  void CheckInterruptWhileQueued(CommType type, JoinedGroup* joined) const;
   void EnforceRank(CommType type, int rank) const;
 
   const int process_;  // the process that created the group

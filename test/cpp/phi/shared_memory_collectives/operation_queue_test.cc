@@ -130,6 +130,41 @@ ISOLATED_TEST(OperationQueueTest, AddedFunctionWaitsForOneThatACallerRuns) {
   caller.join();
 }
 
+ISOLATED_TEST(OperationQueueTest, WaitThatThrowsEndsBeforeTheEarlierFunction) {
+  OperationQueue queue;
+  Held held;
+  queue.Add([&] { held(); });
+  held.WaitForBegin();
+  const auto interrupt = [] { throw std::runtime_error("deliberate"); };
+  std::vector<int> ran;
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THROW(queue.Run([&] { ran.push_back(0); }, interrupt),
+                 std::runtime_error);
+    queue.Add([&ran, i] { ran.push_back(i + 1); });
+  }
+  held.Release();
+  queue.Run([&] { ran.push_back(3); });
+  EXPECT_EQ(ran, (std::vector<int>{1, 2, 3}));
+}
+
+ISOLATED_TEST(OperationQueueTest, WaitThatThrowsInItsTurnEndsTheTurn) {
+  OperationQueue queue;
+  Held held;
+  queue.Add([&] { held(); });
+  held.WaitForBegin();
+  const auto release_and_interrupt = [&] {
+    held.Release();
+    queue.Add([] {});
+    while (!held.ended()) LetOthersRun();
+    LetOthersRun();
+    throw std::runtime_error("deliberate");
+  };
+  EXPECT_THROW(queue.Run([] {}, release_and_interrupt), std::runtime_error);
+  bool ran = false;
+  queue.Run([&] { ran = true; });
+  EXPECT_TRUE(ran);
+}
+
 ISOLATED_TEST(OperationQueueTest, StopWaitsForAFunctionThatACallerRuns) {
   OperationQueue queue;
   Held held;

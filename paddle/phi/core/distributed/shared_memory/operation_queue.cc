@@ -65,17 +65,42 @@ void OperationQueue::Stop() {
   stopping_ = false;
 }
 
-void OperationQueue::Run(const std::function<void()>& function) {
-  {
-    std::unique_lock<std::mutex> lock(mutex_);
-    const uint64_t number = submitted_++;
-    changed_.wait(lock, [&] { return ended_ == number; });
-  }
+void OperationQueue::Run(const std::function<void()>& function,
+                         const std::function<void()>& check_wait) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const uint64_t number = submitted_++;
+  lock.unlock();
+  WaitForTurn(number, check_wait);
   struct Turn {
-    ~Turn() { queue->EndTurn(); }
+    ~Turn() {
+      std::lock_guard<std::mutex> lock(queue->mutex_);
+      queue->EndTurn();
+    }
     OperationQueue* queue;
   } turn{this};
   function();
+}
+
+void OperationQueue::WaitForTurn(uint64_t number,
+                                 const std::function<void()>& check_wait) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto has_turn = [&] { return ended_ == number; };
+  while (!changed_.wait_for(lock, kCheckInterval, has_turn)) {
+    if (!check_wait) continue;
+    lock.unlock();
+    try {
+      check_wait();
+    } catch (...) {
+      lock.lock();
+      if (has_turn()) {
+        EndTurn();
+      } else {
+        abandoned_.insert(number);
+      }
+      throw;
+    }
+    lock.lock();
+  }
 }
 
 void OperationQueue::Add(std::function<void()> function) {
@@ -104,17 +129,16 @@ void OperationQueue::RunAdded() {
     // Release the captured objects before the turn ends, so that after a wait
     // no reference to the caller's tensors remains here.
     function = nullptr;
-    EndTurn();
     lock.lock();
+    EndTurn();
   }
   thread_runs_ = false;
 }
 
 void OperationQueue::EndTurn() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
+  do {
     ++ended_;
-  }
+  } while (abandoned_.erase(ended_) != 0);
   changed_.notify_all();
 }
 

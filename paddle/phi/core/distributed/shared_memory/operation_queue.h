@@ -14,11 +14,13 @@
 
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -38,9 +40,14 @@ class OperationQueue {
   OperationQueue(const OperationQueue&) = delete;
   OperationQueue& operator=(const OperationQueue&) = delete;
 
+  static constexpr std::chrono::milliseconds kCheckInterval{100};
+
   // Waits until all earlier functions have returned, then runs a function on
   // the calling thread. Exceptions of the function propagate to the caller.
-  void Run(const std::function<void()>& function);
+  // While the caller waits, calls `check_wait`, unless it is empty, after each
+  // interval. If that throws, the function does not run.
+  void Run(const std::function<void()>& function,
+           const std::function<void()>& check_wait = {});
   // Submits a function, which must not throw, to the queue's thread. Throws
   // std::system_error, and does not take the function, if there is no thread
   // and none can be started.
@@ -52,7 +59,10 @@ class OperationQueue {
 
  private:
   void RunAdded();
-  // Ends the turn of the function that has returned.
+  // Waits until it is this number's turn. If `check_wait` throws, the number
+  // gets no turn.
+  void WaitForTurn(uint64_t number, const std::function<void()>& check_wait);
+  // Ends the turn of the function that has returned. Requires: mutex_ is held.
   void EndTurn();
 
   // Held by Stop: a concurrent Stop would reset `stopping_` before the queue's
@@ -65,6 +75,7 @@ class OperationQueue {
   // when `ended_` equals its number.
   uint64_t submitted_ = 0;
   uint64_t ended_ = 0;
+  std::set<uint64_t> abandoned_;  // numbers that get no turn
   std::deque<std::pair<uint64_t, std::function<void()>>> added_;
   bool stopping_ = false;
   bool thread_runs_ = false;
