@@ -383,7 +383,7 @@ def send_until_interrupted() -> bool:
 
 
 def send_behind_another_until_interrupted() -> list[str]:
-    """Returns how a send, and an asynchronous one before it, ended by Ctrl-C."""
+    """Returns how a send and an earlier asynchronous one ended by Ctrl-C."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     x = paddle.ones([1 << 20])
     task = dist.isend(x, 1 - dist.get_rank())
