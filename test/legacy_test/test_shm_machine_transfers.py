@@ -270,6 +270,15 @@ class TestTransfersInOneProcess(unittest.TestCase):
         ):
             self.check_send(first, second)
 
+    def test_refused_connection_names_the_address_and_the_cure(self):
+        first, second = self.start()
+        second.close("the test has ended")
+        with self.assertRaisesRegex(
+            RuntimeError,
+            f"connect to {self.address[0]} port {self.address[1]} .*_IFNAME",
+        ):
+            first.run("send", paddle.ones([4]), 1, True)
+
     def test_send_does_not_continue_after_its_timeout(self):
         first, second = self.start(1, WAIT_S)
         read_answer = machine_transfers._read_answer

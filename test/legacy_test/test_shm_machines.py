@@ -1022,6 +1022,35 @@ class TestLeaderLinks(unittest.TestCase):
         with self.assertRaisesRegex(leader_links.LinkError, "no memory"):
             self.run_blocked_call(first)
 
+    def test_leaders_connect_beside_a_silent_stranger(self):
+        listeners = [machine_connections.Listener() for _ in range(2)]
+        host, port, _ = listeners[0].address.split()
+        with (
+            mock.patch.object(
+                machine_connections, "REPLY_TIMEOUT_S", 2 * WAIT_S
+            ),
+            socket.create_connection((host, int(port)), WAIT_S),
+        ):
+            first, _ = self.connect(listeners)
+        self.assertEqual(first.run(lambda: 3), 3)
+
+    def test_missing_leader_is_an_error_after_the_timeout(self):
+        listener = machine_connections.Listener()
+        with self.assertRaisesRegex(RuntimeError, "timed out.*_IFNAME"):
+            leader_links.LeaderLinks(
+                listener, [5, 7], [listener.address] * 2, 0, 0.05
+            )
+
+    def test_refused_connection_names_the_address_and_the_cure(self):
+        listeners = [machine_connections.Listener() for _ in range(2)]
+        addresses = [listener.address for listener in listeners]
+        listeners[0].close()
+        host, port, _ = addresses[0].split()
+        with self.assertRaisesRegex(
+            RuntimeError, f"connect to {host} port {port} .*_IFNAME"
+        ):
+            leader_links.LeaderLinks(listeners[1], [5, 7], addresses, 1, WAIT_S)
+
     def test_listener_uses_the_interface_that_is_set_for_gloo(self):
         for name, found in (("lo", "127.0.0.1 "), ("none", "'none'")):
             with mock.patch.dict(os.environ, GLOO_SOCKET_IFNAME=name):

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from paddle.base import core
 
 from .machine_connections import (
+    CHECK_ADDRESSES,
     MAX_POLL_MS,
     REPLY_TIMEOUT_S,
     close_when_forked,
@@ -100,23 +101,46 @@ class LeaderLinks:
         try:
             for other in range(number):
                 self._add(other, connect(addresses[other], number, deadline))
-            while len(self._peers) < len(addresses) - 1:
-                client = listener.accept(deadline)
-                other = listener.number_of(client)
-                if other is not None:
-                    self._add(other, client)
+            self._accept(listener, len(addresses) - 1 - number, deadline)
         except OSError as error:
             self._close_descriptors()
+            reason = str(error)
+            if CHECK_ADDRESSES not in reason:
+                reason = f"{reason}. {CHECK_ADDRESSES}"
             raise RuntimeError(
                 f"Rank {ranks[number]} cannot connect to the leaders of the "
-                f"other machines, ranks {list(ranks)}, at {addresses}: {error}."
-                " Check that each host's name resolves to an address that the "
-                "other machines can reach, or set GLOO_SOCKET_IFNAME."
+                f"other machines, ranks {list(ranks)}, at {addresses}: "
+                f"{reason}."
             ) from error
         finally:
             listener.close()
         self._thread = threading.Thread(target=self._run_calls, daemon=True)
         self._thread.start()
+
+    def _accept(
+        self, listener: Listener, missing: int, deadline: float
+    ) -> None:
+        """Adds the leaders that connect to this one."""
+        found: queue.SimpleQueue = queue.SimpleQueue()
+
+        def accept() -> None:
+            try:
+                while True:
+                    listener.accept(deadline, lambda *leader: found.put(leader))
+            except OSError as error:
+                found.put(error)
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        try:
+            for _ in range(missing):
+                leader = found.get()
+                if isinstance(leader, OSError):
+                    raise leader
+                self._add(*leader)
+        finally:
+            listener.shut_down()
+            thread.join()
 
     def _add(self, number: int, connection: socket.socket) -> None:
         probe_when_idle(connection)

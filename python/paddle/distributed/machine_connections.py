@@ -20,9 +20,13 @@ import fcntl
 import os
 import socket
 import struct
+import threading
 import time
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing import Callable
 
 _SIOCGIFADDR = 0x8915
 _KEY_BYTES = 16
@@ -38,6 +42,10 @@ REPLY_TIMEOUT_S = 5.0
 _IDLE_S = 10
 _PROBE_INTERVAL_S = 5
 _PROBES = 3
+CHECK_ADDRESSES = (
+    "Check that each host's name resolves to an address that the other machines"
+    " can reach, or set GLOO_SOCKET_IFNAME"
+)
 
 # The objects whose descriptors a forked process closes.
 _open: weakref.WeakSet = weakref.WeakSet()
@@ -97,12 +105,28 @@ class Listener:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def accept(self, deadline: float) -> socket.socket:
-        """Accepts a client, which may be a stranger."""
-        self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
-        return self._socket.accept()[0]
+    def accept(
+        self, deadline: float, add: Callable[[int, socket.socket], None]
+    ) -> None:
+        """Accepts a client. Calls `add(number, connection)` if it is a rank.
 
-    def number_of(self, client: socket.socket) -> int | None:
+        That call is on a thread of its own, since the client may be a stranger
+        that sends nothing.
+        """
+        self._socket.settimeout(seconds_until(deadline))
+        client = self._socket.accept()[0]
+        threading.Thread(
+            target=self._admit, args=(client, add), daemon=True
+        ).start()
+
+    def _admit(
+        self, client: socket.socket, add: Callable[[int, socket.socket], None]
+    ) -> None:
+        number = self._number_of(client)
+        if number is not None:
+            add(number, client)
+
+    def _number_of(self, client: socket.socket) -> int | None:
         """Returns the number of the rank that has connected. Closes the
         connection of a stranger, and returns None."""
         with contextlib.suppress(OSError):
@@ -114,11 +138,21 @@ class Listener:
         return None
 
 
+def seconds_until(deadline: float) -> float:
+    """Returns a valid timeout of a socket, which is never zero."""
+    return min(max(deadline - time.monotonic(), 0.001), MAX_POLL_MS / 1000)
+
+
 def connect(address: str, number: int, deadline: float) -> socket.socket:
     host, port, key = address.split()
-    found = socket.create_connection(
-        (host, int(port)), max(deadline - time.monotonic(), 0.001)
-    )
+    try:
+        found = socket.create_connection(
+            (host, int(port)), seconds_until(deadline)
+        )
+    except OSError as error:
+        raise ConnectionError(
+            f"cannot connect to {host} port {port} ({error}). {CHECK_ADDRESSES}"
+        ) from error
     found.settimeout(REPLY_TIMEOUT_S)
     found.sendall(bytes.fromhex(key) + _NUMBER.pack(number))
     return found

@@ -34,11 +34,11 @@ from typing import TYPE_CHECKING, Callable, NamedTuple
 from paddle.base import core
 
 from .machine_connections import (
-    MAX_POLL_MS,
     close_when_forked,
     connect,
     probe_when_idle,
     receive,
+    seconds_until,
 )
 from .python_process_group import Task
 
@@ -276,20 +276,13 @@ class MachineTransfers:
             self._changed.notify_all()
 
     def _accept(self) -> None:
-        try:
-            client = self._listener.accept(time.monotonic())
-        except socket.timeout:
-            return  # closed by the client
-        # On its own thread, since a stranger may send nothing.
-        threading.Thread(
-            target=self._admit, args=(client,), daemon=True
-        ).start()
+        # There is no client if it has closed its connection.
+        with contextlib.suppress(socket.timeout):
+            self._listener.accept(time.monotonic(), self._admit)
 
-    def _admit(self, client: socket.socket) -> None:
-        rank = self._listener.number_of(client)
-        if rank is not None:
-            _prepare(client)
-            self._add("recv", self._peers[rank], client)
+    def _admit(self, rank: int, connection: socket.socket) -> None:
+        _prepare(connection)
+        self._add("recv", self._peers[rank], connection)
 
     def _add(self, name: str, peer: _Peer, connection: socket.socket) -> None:
         """Uses a connection for transfers, unless they have failed already."""
@@ -422,11 +415,10 @@ class MachineTransfers:
 
 
 def _seconds_until(deadline: float) -> float:
-    """Returns a valid timeout of a socket."""
-    left = deadline - time.monotonic()
-    if left <= 0:
+    """Returns a valid timeout of a socket. Raises after the deadline."""
+    if time.monotonic() >= deadline:
         raise socket.timeout("timed out")
-    return min(left, MAX_POLL_MS / 1000)
+    return seconds_until(deadline)
 
 
 def _prepare(connection: socket.socket) -> None:
