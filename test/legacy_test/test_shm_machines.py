@@ -825,6 +825,25 @@ def reduce_in_new_groups(groups: list[list[int]]) -> list[float]:
     return found
 
 
+def reduce_and_send_with_longest_timeout(machines: list[str]) -> float:
+    """Returns the sum that two sums of two ranks give."""
+    rank, longest = dist.get_rank(), datetime.timedelta.max
+    with mock.patch.object(
+        shared_memory_group, "machine", lambda: machines[rank]
+    ):
+        group = dist.new_group([0, 1], backend="shm", timeout=longest)
+    x = paddle.ones([1])
+    dist.all_reduce(x, group=group)
+    task = dist.all_reduce(x, group=group, sync_op=False)
+    assert task.wait(longest)
+    if rank == 0:
+        dist.send(x, 1, group)
+    else:
+        x.zero_()
+        dist.recv(x, 0, group)
+    return x.item()
+
+
 def reduce_in_group_of_number(number: int) -> float:
     name = "ab"[dist.get_rank()]
     with (
@@ -1646,6 +1665,12 @@ class TestShmMachines(MachinesTestCase):
         ranks.begin(join_leaders_late, 2.0, ranks=[1])
         ranks.outcomes()
         self.assertEqual(ranks.call(kept_value, ranks=[0]), [[-7.0] * 4])
+
+    def test_longest_timeout_does_not_overflow(self):
+        for machines in ("a", "a"), ("a", "b"):
+            ranks = self.start_on(machines)
+            found = ranks.call(reduce_and_send_with_longest_timeout, machines)
+            self.assertEqual(found, [4.0, 4.0])
 
     def test_timeout_may_be_longer_than_a_poll_can_wait(self):
         month_ms = 30 * 24 * 3600 * 1000

@@ -172,13 +172,21 @@ void BindProcessGroupShm(py::module* m) {
            &GroupStore::AwaitDeath,
            py::call_guard<ReleasedGil>());
   // Paddle's own binding of `wait` rounds timeouts down to milliseconds, and
-  // zero means no timeout.
+  // zero means no timeout. pybind11's conversion of a timedelta overflows after
+  // 292,000 years.
   py::class_<ShmTask, std::shared_ptr<ShmTask>, ProcessGroup::Task>(*m,
                                                                     "ShmTask")
-      .def("wait",
-           &ShmTask::WaitFor,
-           py::arg("timeout") = ShmTask::Seconds::zero(),
-           py::call_guard<ReleasedGil>());
+      .def(
+          "wait",
+          [](ShmTask& self, const py::object& timeout) {
+            const py::object seconds = py::hasattr(timeout, "total_seconds")
+                                           ? timeout.attr("total_seconds")()
+                                           : timeout;
+            const ShmTask::Seconds duration(seconds.cast<double>());
+            const ReleasedGil released;
+            return self.WaitFor(duration);
+          },
+          py::arg("timeout") = 0.0);
   py::class_<ProcessGroupShm, std::shared_ptr<ProcessGroupShm>, ProcessGroup>
       group(*m, "ProcessGroupShm");
   group

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from paddle.distributed.hierarchical_group import HierarchicalGroup
 
 _MILLISECOND = datetime.timedelta(milliseconds=1)
+# A longer timeout could overflow the types of clocks. It acts as this one.
+_LONGEST_TIMEOUT = datetime.timedelta(days=36500)
 # The shortest timeout for joining, however short the group's timeout is: ranks
 # need time to start.
 _SHORTEST_JOIN = datetime.timedelta(minutes=1)
@@ -102,6 +104,7 @@ def join(
             f"The timeout of a group is {timeout}, but it must be at least one "
             "millisecond. Pass a longer datetime.timedelta."
         )
+    timeout = min(timeout, _LONGEST_TIMEOUT)
     processes: dict[int, tuple[int, int]] = {}
     try:
         group = _join(store, rank, world_size, group_id, timeout, processes)
