@@ -120,26 +120,28 @@ assert x.tolist() == [1.0] * 3
 """
 
 
+HAS_FILTER = sys.platform == "linux" and platform.machine() in _MACHINES
+
+
+def run_without_locks(case: unittest.TestCase, script: str) -> None:
+    """Runs a script in a process to which the kernel grants no locks."""
+    number, architecture = _MACHINES[platform.machine()]
+    prefix = _FILTER.format(fcntl=number, architecture=architecture)
+    run_command(case, script_command(prefix + script), pristine_environment())
+
+
 @unittest.skipUnless(
-    sys.platform == "linux" and platform.machine() in _MACHINES,
-    "the filter is for Linux on x86-64 and AArch64",
+    HAS_FILTER, "the filter is for Linux on x86-64 and AArch64"
 )
 class TestWithoutLocks(unittest.TestCase):
-    def run_script(self, script):
-        number, architecture = _MACHINES[platform.machine()]
-        prefix = _FILTER.format(fcntl=number, architecture=architecture)
-        run_command(
-            self, script_command(prefix + script), pristine_environment()
-        )
-
     def test_tensors_are_sent(self):
-        self.run_script(_SEND)
+        run_without_locks(self, _SEND)
 
     def test_batches_of_worker_processes_are_loaded(self):
-        self.run_script(_LOAD)
+        run_without_locks(self, _LOAD)
 
     def test_sharing_in_place_says_what_is_missing(self):
-        self.run_script(_SHARE)
+        run_without_locks(self, _SHARE)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,10 @@ from shm_group_base import (
     Error,
     Ranks,
     RanksTestCase,
+    free_port,
     join_default_group,
 )
+from test_shared_memory_unavailable import HAS_FILTER, run_without_locks
 
 import paddle
 import paddle.distributed as dist
@@ -50,6 +52,22 @@ if TYPE_CHECKING:
 
 # The timeout of operations in tests of timeouts.
 SHORT = {"PADDLE_PG_TIMEOUT": "1000"}
+JOIN_WITHOUT_LOCKS = """
+import os
+os.environ["PADDLE_TRAINER_ID"] = "0"
+import datetime
+from paddle.base import core
+from paddle.distributed import shared_memory_group
+
+store = core.TCPStore("127.0.0.1", {port}, True, 1, 60)
+try:
+    shared_memory_group.join(store, 0, 1, 7, datetime.timedelta(minutes=1))
+except RuntimeError as error:
+    assert "has no open file description locks" in str(error), error
+    assert "gloo" in str(error), error
+else:
+    raise AssertionError("joined without locks")
+"""
 _kept: dict = {}
 
 
@@ -866,6 +884,10 @@ class TestShmFailure(RanksTestCase):
             self.assertIn("cannot open shared object file", text)
         self.assertIn("cannot open shared object file", ranks.outcomes([1])[0])
         self.assertEqual(ranks.call(all_reduce_in_new_group), [3.0] * 3)
+
+    @unittest.skipUnless(HAS_FILTER, "no filter of system calls here")
+    def test_joining_without_locks_says_what_is_missing(self):
+        run_without_locks(self, JOIN_WITHOUT_LOCKS.format(port=free_port()))
 
     def test_reason_of_a_rank_that_died_afterwards_is_kept(self):
         ranks = self.start_group(3)

@@ -344,7 +344,15 @@ GroupMemory::~GroupMemory() {
 void GroupMemory::TakeRank() {
   RankState* state = rank_state(rank_);
   // Take the lock first: an attached rank without its lock counts as dead.
-  if (!memory::SetLock(file_.get(), F_WRLCK, rank_, 1) ||
+  const bool has_lock = memory::SetLock(file_.get(), F_WRLCK, rank_, 1);
+  if (!has_lock && errno != EAGAIN && errno != EACCES) {
+    ThrowUnavailable("Cannot join as rank " + std::to_string(rank_) +
+                     ": this system has no open file description locks (" +
+                     std::strerror(errno) +
+                     "), which tell whether a rank is alive. Use Linux 3.15 or "
+                     "newer, a sandbox that allows them, or the backend gloo.");
+  }
+  if (!has_lock ||
       state->state.load(std::memory_order_relaxed) != RankState::kAbsent) {
     throw CollectiveError(
         Kind::kInvalid,
