@@ -21,11 +21,13 @@ import unittest
 from collections import Counter
 from itertools import chain
 from typing import Any
+from unittest import mock
 
 from concurrent_base import WAIT_S, Worker, in_thread, wait_until
 
 import paddle
-from paddle.io import DataLoader, Dataset, IterableDataset
+from paddle.io import DataLoader, Dataset, IterableDataset, reader
+from paddle.io.dataloader.dataloader_iter import _DataLoaderIterMultiProcess
 from paddle.multiprocessing import WorkerThread
 
 SAMPLES = 60
@@ -125,6 +127,26 @@ class TestReaders(unittest.TestCase):
                 left = list(taken.elements())
                 self.assertEqual(sorted(left), list(range(len(left))))
                 self.assertGreaterEqual(min(taken.values()), 0)
+
+    def test_threads_that_begin_the_first_epoch_at_once_share_its_workers(self):
+        loader = DataLoader(
+            Numbers(), batch_size=None, **KINDS["persistent processes"]
+        )
+        created = []
+
+        def create(loader):
+            created.append(loader)
+            deadline = time.monotonic() + 0.3
+            while len(created) == 1 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            return _DataLoaderIterMultiProcess(loader)
+
+        with mock.patch.object(reader, "_DataLoaderIterMultiProcess", create):
+            threads = [Worker(iter, loader) for _ in range(READERS)]
+            iterators = {thread.result() for thread in threads}
+        self.assertEqual(iterators, {loader._iterator})
+        self.assertEqual(len(created), 1)
+        self.assertEqual(numbers_in(loader), list(range(SAMPLES)))
 
     def test_an_epoch_begins_before_waiting_threads_take_batches(self):
         loader = DataLoader(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -91,6 +92,29 @@ class Turns:
 
         with woken_when_stopped(wake):
             self._changed.wait_for(lambda: stops or self._is_free())
+
+
+def begins_epochs_in_turn(
+    iterate: Callable[[Any], Any],
+) -> Callable[[Any], Any]:
+    """
+    Decorates `DataLoader.__iter__`. One thread at a time begins an epoch of
+    persistent workers, so that only the first one starts workers.
+
+    The decorated function is thread-safe.
+    """
+
+    @functools.wraps(iterate)
+    def iterate_in_turn(loader: Any) -> Any:
+        if not loader._persistent_workers:
+            return iterate(loader)
+        # A forked child has turns of its own: the thread whose turn it was may
+        # not exist there. setdefault is atomic.
+        turns = loader.__dict__.setdefault("_turns_of_processes", {})
+        with turns.setdefault(os.getpid(), Turns()):
+            return iterate(loader)
+
+    return iterate_in_turn
 
 
 def begin_epoch(iterator: Any) -> bool:
