@@ -368,6 +368,11 @@ class TestThreads(unittest.TestCase):
             ):
                 dist.new_thread_groups(nranks)
 
+    def test_integers_of_numpy_are_accepted(self):
+        groups = dist.new_thread_groups(np.int64(2), timeout=np.int32(WAIT_S))
+        self.assertEqual([group.rank for group in groups], [0, 1])
+        self.assertEqual({group.nranks for group in groups}, {2})
+
     def test_the_timeout_must_be_a_positive_number(self):
         for timeout in (0, -1, float("nan"), None, "x"):
             with (

@@ -19,6 +19,9 @@ imports this module, also in programs without thread groups.
 
 from __future__ import annotations
 
+import numbers
+import operator
+
 from .communication.group import Group
 
 __all__ = []
@@ -68,25 +71,28 @@ def new_thread_groups(nranks: int, timeout: float = 1800) -> list[Group]:
             >>> print(sorted(found.items()))
             [(0, 3.0), (1, 3.0)]
     """
-    if not isinstance(nranks, int) or isinstance(nranks, bool) or nranks < 1:
+    try:
+        # Also takes integers of NumPy.
+        count = 0 if isinstance(nranks, bool) else operator.index(nranks)
+    except TypeError:
+        count = 0
+    if count < 1:
         raise ValueError(
             f"nranks must be an integer of 1 or more, but received {nranks!r}. "
             "Pass the number of training threads."
         )
     # Not `timeout <= 0`, which is false for nan.
-    if not isinstance(timeout, (int, float)) or not timeout > 0:
+    if not isinstance(timeout, numbers.Real) or not timeout > 0:
         raise ValueError(
             f"timeout must be a positive number, but received {timeout!r}. "
             "Pass seconds, or float('inf') to wait without a limit."
         )
     from .thread_process_group import new_process_groups
 
-    ranks = list(range(nranks))
+    ranks = list(range(count))
     return [
         Group(rank, -1, ranks, process_group, "threads")
-        for rank, process_group in enumerate(
-            new_process_groups(nranks, timeout)
-        )
+        for rank, process_group in enumerate(new_process_groups(count, timeout))
     ]
 
 
