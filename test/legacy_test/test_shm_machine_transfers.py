@@ -279,6 +279,34 @@ class TestTransfersInOneProcess(unittest.TestCase):
         ):
             first.run("send", paddle.ones([4]), 1, True)
 
+    def test_transfer_in_a_signal_handler_within_one_is_refused(self):
+        first, second = self.start()
+        x, errors = paddle.zeros([4]), []
+        before = signal.getsignal(signal.SIGUSR1)
+        self.addCleanup(signal.signal, signal.SIGUSR1, before)
+        receive = machine_transfers._receive_into
+
+        def interrupted(*args):
+            signal.raise_signal(signal.SIGUSR1)
+            receive(*args)
+
+        def transfer(*args):
+            for name in ("send", "recv"):
+                try:
+                    second.run(name, paddle.zeros([4]), 0, True)
+                except RuntimeError as error:
+                    errors.append(str(error))
+
+        signal.signal(signal.SIGUSR1, transfer)
+        first.run("send", paddle.ones([4]), 1, False)
+        with mock.patch.object(machine_transfers, "_receive_into", interrupted):
+            second.run("recv", x, 0, True)
+        self.assertEqual(x.tolist(), [1.0] * 4)
+        self.assertEqual(len(errors), 2)
+        for text in errors:
+            self.assertIn("signal handler that interrupted", text)
+        self.check_send(first, second)
+
     def test_send_does_not_continue_after_its_timeout(self):
         first, second = self.start(1, WAIT_S)
         read_answer = machine_transfers._read_answer

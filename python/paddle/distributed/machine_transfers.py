@@ -191,15 +191,31 @@ class MachineTransfers:
         self._running = 0  # transfers, and the thread that accepts connections
         self._events: select.epoll | None = None  # set by the first transfer
         self._watched: dict[int, _Peer] = {}  # by descriptor
+        # The threads that are in `run`. A signal handler there would wait for
+        # locks of its own thread.
+        self._calling: set[int] = set()
         close_when_forked(self)
 
     def run(self, name: str, tensor: Tensor, rank: int, sync_op: bool) -> Task:
         """Runs `send` to a rank or `recv` from it."""
-        self._start()
-        call = functools.partial(
-            self._transfer, name, rank, _Message.of(tensor)
-        )
-        return self._peers[rank].channels[name].run(call, sync_op)
+        thread = threading.get_ident()
+        if thread in self._calling:
+            raise RuntimeError(
+                f"Rank {self._rank} called {name} with rank {rank} in a signal "
+                "handler that interrupted another transfer, which cannot "
+                "continue before the handler returns. Only set a flag in the "
+                "handler, and communicate later."
+            )
+        try:
+            # Here, because a signal handler may raise after it.
+            self._calling.add(thread)
+            self._start()
+            call = functools.partial(
+                self._transfer, name, rank, _Message.of(tensor)
+            )
+            return self._peers[rank].channels[name].run(call, sync_op)
+        finally:
+            self._calling.discard(thread)
 
     def close(self, reason: str) -> None:
         """Makes transfers in flight and later ones fail for this reason, unless
