@@ -46,33 +46,53 @@ static_assert(sizeof(SharedLocation) <= sizeof(SharedMemoryHandle),
 // allocated even after all of its processes have exited.
 constexpr size_t kMaxSegments = 64;
 
-FileDescriptor Open(const SegmentId& id) {
+struct OpenSegment {
+  FileDescriptor file;
+  uint64_t reserve;
+};
+
+std::optional<OpenSegment> Open(const SegmentId& id) {
   FileDescriptor file =
       id.strategy == SharingStrategy::kFileSystem
           ? OpenFile(SegmentPath(SegmentName(id.tree, id.segment)),
                      O_RDWR | O_NOFOLLOW | O_NONBLOCK)
           : OpenMemfdOf(id.pid, id.fd);
   if (!file || !memory::allocation::WhyUnfit(file.get(), id.strategy).empty()) {
-    return {};
+    return std::nullopt;
   }
   const SharedLedger::Start start =
       memory::allocation::ReadLedgerStart(file.get());
   const bool is_segment =
       start.Valid() && start.tree == id.tree && start.segment == id.segment;
-  return is_segment ? std::move(file) : FileDescriptor();
+  if (!is_segment) return std::nullopt;
+  return OpenSegment{std::move(file), start.reserve};
+}
+
+SharedLocation LocationIn(const SharedMemoryHandle& handle) {
+  SharedLocation location = {};
+  std::memcpy(&location, handle.data(), sizeof(location));
+  return location;
 }
 
 }  // namespace
 
 struct SharedTensorResolver::Segment {
-  Segment(int fd, uint64_t size) : size(size), mapping(fd, size) {}
+  Segment(int fd, uint64_t size, uint64_t reserve)
+      : size(size), mapping(fd, size), ledger(mapping.base(), reserve) {}
 
   bool Has(uint64_t offset, uint64_t bytes) const {
     return offset <= size && bytes <= size - offset;
   }
+  // A process that detaches the segment removes the ledger.
+  bool HasLedger() const {
+    SharedLedger::Start start;
+    std::memcpy(&start, mapping.base(), sizeof(start));
+    return start.Valid();
+  }
 
   const uint64_t size;
   Mapping mapping;
+  const SharedLedger ledger;
 };
 
 std::optional<SharedMemoryHandle> SharedTensorResolver::Find(
@@ -87,26 +107,51 @@ std::optional<SharedMemoryHandle> SharedTensorResolver::Find(
 
 std::shared_ptr<const void> SharedTensorResolver::Map(
     const SharedMemoryHandle& handle, uint64_t bytes) {
-  SharedLocation location = {};
-  std::memcpy(&location, handle.data(), sizeof(location));
+  const SharedLocation location = LocationIn(handle);
+  const std::shared_ptr<Segment> found = SegmentOf(location, bytes);
+  if (!found) return nullptr;
+  return {found,
+          static_cast<const char*>(found->mapping.base()) + location.offset};
+}
+
+std::optional<bool> SharedTensorResolver::IsKept(
+    const SharedMemoryHandle& handle, uint64_t bytes) {
+  const SharedLocation location = LocationIn(handle);
+  const std::shared_ptr<Segment> found = SegmentOf(location, bytes);
+  if (!found) return std::nullopt;
+  // Sequentially consistent, as everywhere in the ledger. A process that frees
+  // the block changes the generation, and only then uses the memory again. So a
+  // caller that has seen such a use sees the change here.
+  const bool is_same =
+      found->ledger.generation(location.block) == location.generation;
+  if (!found->HasLedger()) return std::nullopt;
+  return is_same;
+}
+
+std::shared_ptr<SharedTensorResolver::Segment> SharedTensorResolver::SegmentOf(
+    const SharedLocation& location, uint64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto known = segments_.find(location.id.segment);
   std::shared_ptr<Segment> found =
       known == segments_.end() ? nullptr : known->second;
   // Map again if the segment has grown.
-  if (!found || !found->Has(location.offset, bytes)) {
-    const FileDescriptor file = Open(location.id);
-    struct stat status = {};
-    if (!file || fstat(file.get(), &status) != 0) return nullptr;
-    found = std::make_shared<Segment>(file.get(), status.st_size);
-    // Do not keep a failure: a later attempt may succeed.
-    if (!found->mapping || !found->Has(location.offset, bytes)) return nullptr;
-    // Operations in flight keep the segments that they use.
-    if (segments_.size() >= kMaxSegments) segments_.clear();
-    segments_[location.id.segment] = found;
+  if (found && found->Has(location.offset, bytes)) return found;
+  const std::optional<OpenSegment> open = Open(location.id);
+  struct stat status = {};
+  if (!open || fstat(open->file.get(), &status) != 0) return nullptr;
+  // The ledger precedes all blocks.
+  const uint64_t size = status.st_size;
+  if (location.block >= SharedLedger::MaxBlocks(open->reserve) ||
+      size < SharedLedger::LedgerBytes(open->reserve)) {
+    return nullptr;
   }
-  return {found,
-          static_cast<const char*>(found->mapping.base()) + location.offset};
+  found = std::make_shared<Segment>(open->file.get(), size, open->reserve);
+  // Do not keep a failure: a later attempt may succeed.
+  if (!found->mapping || !found->Has(location.offset, bytes)) return nullptr;
+  // Operations in flight keep the segments that they use.
+  if (segments_.size() >= kMaxSegments) segments_.clear();
+  segments_[location.id.segment] = found;
+  return found;
 }
 
 }  // namespace distributed

@@ -45,9 +45,16 @@ class SharedTensorResolver : public phi::distributed::SharedMemoryResolver {
   std::shared_ptr<const void> Map(
       const phi::distributed::SharedMemoryHandle& handle,
       uint64_t bytes) override;
+  std::optional<bool> IsKept(const phi::distributed::SharedMemoryHandle& handle,
+                             uint64_t bytes) override;
 
  private:
   struct Segment;
+
+  // Returns the segment of a location, which has `bytes` bytes there. Returns
+  // null if this process cannot map it.
+  std::shared_ptr<Segment> SegmentOf(
+      const memory::allocation::SharedLocation& location, uint64_t bytes);
 
   const memory::allocation::SharedLocator locate_;
   std::mutex mutex_;

@@ -105,6 +105,11 @@ std::shared_ptr<const void> SharedArenas::Map(const SharedMemoryHandle& handle,
   return {std::shared_ptr<void>(), base_ + offset};
 }
 
+std::optional<bool> SharedArenas::IsKept(const SharedMemoryHandle&, uint64_t) {
+  if (!mappable_) return std::nullopt;
+  return is_kept_;
+}
+
 std::string OperationCase::Text() const {
   return std::string(NameOf(kind)) + " of " + std::to_string(count) + " " +
          phi::distributed::NameOf(type) + ", " +

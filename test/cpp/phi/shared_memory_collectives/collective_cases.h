@@ -54,9 +54,14 @@ class SharedArenas : public SharedMemoryResolver {
                                          uint64_t bytes) override;
   std::shared_ptr<const void> Map(const SharedMemoryHandle& handle,
                                   uint64_t bytes) override;
+  std::optional<bool> IsKept(const SharedMemoryHandle& handle,
+                             uint64_t bytes) override;
+  // From now on, the memory of all ranks counts as freed.
+  void Free() { is_kept_ = false; }
 
  private:
   bool mappable_;
+  bool is_kept_{true};
   uint64_t bytes_;
   char* base_;
   int maps_{0};

@@ -346,6 +346,38 @@ ISOLATED_TEST(CollectivesTest, AReadInPlaceFailsIfTheOwnerLeft) {
   EXPECT_TRUE(outcome.Is(ErrorKind::kLeft, 0)) << outcome;
 }
 
+// The owner may have been killed, although its lock in the group is still held.
+ISOLATED_TEST(CollectivesTest, AReadInPlaceFailsIfTheMemoryWasFreed) {
+  constexpr uint64_t kBytes = 1000000;
+  const auto group = GroupInOneProcess(2);
+  const auto arenas = std::make_shared<SharedArenas>(2);
+  const OperationInfo info =
+      OperationInfo::Of("broadcast", kBytes, kByte, "", 0);
+  const PeerMemory memory_of_owner(group[0].get(), arenas);
+  const PeerMemory memory_of_reader(group[1].get(), arenas);
+  std::thread owner([&] {
+    Operation operation(group[0].get(), info, kNever);
+    Exchange exchange(&operation, memory_of_owner, {1});
+    exchange.Start({{{arenas->of_rank(0), {kBytes}}, 1, kBytes}});
+    exchange.Run([](int) { return 0; }, [](uint64_t, uint64_t) {});
+    const Outcome outcome = OutcomeOf([&] { exchange.Finish(); });
+    EXPECT_TRUE(outcome.Is(ErrorKind::kAborted, 0)) << outcome;
+  });
+  Operation reader(group[1].get(), info, kNever);
+  Exchange exchange(&reader, memory_of_reader, {0});
+  exchange.Start({{{}, 1, kBytes}});
+  std::vector<char> data(kBytes);
+  exchange.Run([](int) { return 0; },
+               [&](uint64_t begin, uint64_t end) {
+                 exchange.Copy(0, begin, end - begin, data.data());
+                 arenas->Free();
+               });
+  const Outcome outcome = OutcomeOf([&] { exchange.Finish(); });
+  EXPECT_TRUE(outcome.Is(ErrorKind::kAborted, 0)) << outcome;
+  EXPECT_TRUE(outcome.Says("it was freed")) << outcome;
+  owner.join();
+}
+
 ISOLATED_TEST(CollectivesTest, ABufferInSharedMemoryIsReadWhereItIs) {
   SharedArenas arenas(2);
   Ranks ranks(2, [&](GroupMemory* group, const Channel&) {

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 
 #include "test/cpp/phi/shared_memory/intercepted_calls.h"
 #include "test/cpp/phi/shared_memory/processes.h"
@@ -70,6 +71,48 @@ ISOLATED_TEST(SharedTensorResolverTest, ATensorBeyondItsSegmentIsNotMapped) {
     const auto resolver = ResolverOf(location);
     EXPECT_EQ(resolver->Map(HandleFrom(resolver.get()), kMiB), nullptr);
   }
+}
+
+// The kernel may release the lock of a killed rank in its group later than the
+// lock of its slot in the segment.
+ISOLATED_TEST(SharedTensorResolverTest, ABlockThatIsUsedAgainIsNotKept) {
+  Worker holder([](const Channel& channel) {
+    const SharedBlock block =
+        Heap().Receive(channel.Receive<SharedMessage>()).block;
+    channel.Send(Heap().Locate(block.data).value());
+    channel.Await();
+  });
+  const SharedBlock block =
+      AllocateFilled(SharingStrategy::kFileSystem, kMiB, 1);
+  holder.channel().Send(MessageOf(block));
+  const auto resolver = ResolverOf(holder.channel().Receive<SharedLocation>());
+  const SharedMemoryHandle handle = HandleFrom(resolver.get());
+  Heap().Release(block);
+  Heap().Collect({});
+  EXPECT_EQ(resolver->IsKept(handle, kMiB), std::make_optional(true));
+  holder.Kill();
+  Heap().Collect({});
+  const SharedBlock next =
+      AllocateFilled(SharingStrategy::kFileSystem, kMiB, 2);
+  EXPECT_EQ(next.data, block.data);
+  EXPECT_EQ(resolver->IsKept(handle, kMiB), std::make_optional(false));
+}
+
+ISOLATED_TEST(SharedTensorResolverTest, OnlyTheProcessTellsWhatHasNoLedger) {
+  const SharedBlock block =
+      AllocateFilled(SharingStrategy::kFileSystem, kMiB, 1);
+  const auto resolver = ResolverOf(Heap().Locate(block.data).value());
+  const SharedMemoryHandle handle = HandleFrom(resolver.get());
+  const auto mapped = resolver->Map(handle, kMiB);
+  // A process that detaches the segment clears its first bytes.
+  char* const ledger =
+      static_cast<char*>(block.data) - Heap().Locate(block.data)->offset;
+  uint64_t start = 0;
+  std::memcpy(&start, ledger, sizeof(start));
+  std::memset(ledger, 0, sizeof(start));
+  EXPECT_EQ(resolver->IsKept(handle, kMiB), std::nullopt);
+  std::memcpy(ledger, &start, sizeof(start));
+  EXPECT_EQ(resolver->IsKept(handle, kMiB), std::make_optional(true));
 }
 
 }  // namespace

@@ -211,19 +211,26 @@ void Exchange::Copy(int rank, uint64_t begin, uint64_t bytes, char* to) {
   }
 }
 
-bool Exchange::PeersAreReadInPlace() const {
+void Exchange::ConfirmReads() {
+  bool is_confirmed = false;
   for (size_t pass = 0; pass < passes_.size(); ++pass) {
     for (int peer : peers_) {
-      if (LocationOf(peer, pass).where == Where::kShared) return true;
+      const BufferLocation& location = LocationOf(peer, pass);
+      if (location.where != Where::kShared) continue;
+      if (!is_confirmed) operation_->ConfirmReads();
+      is_confirmed = true;
+      if (!memory_.IsKept(peer, location)) {
+        operation_->ThrowUnreadable(
+            peer, "it was freed. Keep the tensor until the operation ends.");
+      }
     }
   }
-  return false;
 }
 
 void Exchange::Finish() {
   // Also if this rank did not read such a buffer itself: it may have read a
   // result that another rank has computed from it.
-  if (PeersAreReadInPlace()) operation_->ConfirmReads();
+  ConfirmReads();
   const bool is_read_in_place = std::any_of(
       locations_.begin(), locations_.end(), [](const auto& location) {
         return location.where == Where::kShared;

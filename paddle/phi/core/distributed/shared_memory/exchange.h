@@ -105,7 +105,8 @@ class Exchange {
   void Stage(uint64_t round_of_pass);
   uint64_t WindowBytes(size_t pass) const;
   uint64_t Rounds(size_t pass) const;
-  bool PeersAreReadInPlace() const;
+  // Throws unless all data that was read in place was unchanged until now.
+  void ConfirmReads();
   // Throws if the exchange needs more phases than an operation has.
   void RequirePhases();
 

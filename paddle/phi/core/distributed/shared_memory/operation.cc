@@ -308,7 +308,8 @@ void Operation::ConfirmReads() {
   // failed, or that the owner has left.
   group_->header()->failure.fetch_add(0, std::memory_order_acq_rel);
   // Not the processes: reading their status takes 15 to 30 us. A rank that is
-  // exiting, but still has its lock, does not change its memory.
+  // exiting, but still has its lock, does not change its memory. Other
+  // processes may, see SharedMemoryResolver::IsKept.
   group_->CheckAlive(channel_, sequence_, /*check_process=*/false);
   group_->ThrowIfUnusable();
 }

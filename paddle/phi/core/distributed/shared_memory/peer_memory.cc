@@ -25,6 +25,15 @@
 
 namespace phi {
 namespace distributed {
+namespace {
+
+SharedMemoryHandle HandleOf(const BufferLocation& location) {
+  SharedMemoryHandle handle;
+  std::memcpy(handle.data(), location.handle, sizeof(location.handle));
+  return handle;
+}
+
+}  // namespace
 
 BufferLocation PeerMemory::Locate(const char* data, uint64_t bytes) const {
   BufferLocation location{};
@@ -43,9 +52,14 @@ BufferLocation PeerMemory::Locate(const char* data, uint64_t bytes) const {
 std::shared_ptr<const void> PeerMemory::Map(
     const BufferLocation& location) const {
   if (!resolver_) return nullptr;
-  SharedMemoryHandle handle;
-  std::memcpy(handle.data(), location.handle, sizeof(location.handle));
-  return resolver_->Map(handle, location.bytes);
+  return resolver_->Map(HandleOf(location), location.bytes);
+}
+
+bool PeerMemory::IsKept(int rank, const BufferLocation& location) const {
+  const std::optional<bool> kept =
+      resolver_ ? resolver_->IsKept(HandleOf(location), location.bytes)
+                : std::nullopt;
+  return kept ? *kept : !IsGoneOrExiting(group_->process_of(rank));
 }
 
 std::string PeerMemory::CopyFrom(int rank,

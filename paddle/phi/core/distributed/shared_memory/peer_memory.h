@@ -48,6 +48,11 @@ class SharedMemoryResolver {
   // the memory directly.
   virtual std::shared_ptr<const void> Map(const SharedMemoryHandle& handle,
                                           uint64_t bytes) = 0;
+  // Returns whether memory of another rank was not freed until now; none if
+  // only the rank's process tells. After a process was killed, its memory may
+  // be freed and used again before the lock of its rank is released.
+  virtual std::optional<bool> IsKept(const SharedMemoryHandle& handle,
+                                     uint64_t bytes) = 0;
 };
 
 // Access of one rank to the memory of the other ranks of its group.
@@ -74,6 +79,9 @@ class PeerMemory {
   // Maps memory whose location another rank published as kShared. Returns null
   // if this process cannot map it.
   std::shared_ptr<const void> Map(const BufferLocation& location) const;
+  // Returns whether memory whose location `rank` published as kShared was not
+  // freed until now.
+  bool IsKept(int rank, const BufferLocation& location) const;
 
   // Copies memory of another rank's process, which has attached to the group,
   // with process_vm_readv. Returns the reason of a failure, or an empty text on

@@ -419,7 +419,9 @@ std::optional<SharedLocation> SharedHeap::Locate(const void* address) {
   return SharedLocation{
       attached->second.segment->id(),
       static_cast<uint64_t>(static_cast<const char*>(address) -
-                            found->holdings->base)};
+                            found->holdings->base),
+      found->hold->index,
+      found->hold->generation};
 }
 
 SharedHeap::Attached* SharedHeap::Attach(const SharedMessage& message) {

@@ -57,6 +57,8 @@ struct SharedMessage {
 struct SharedLocation {
   SegmentId id;
   uint64_t offset;  // in the segment
+  uint32_t block;
+  uint64_t generation;  // of the block; another one means that it was freed
 };
 using SharedLocator = std::function<std::optional<SharedLocation>(const void*)>;
 
