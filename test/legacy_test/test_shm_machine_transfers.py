@@ -136,12 +136,14 @@ def exchange_on_threads(peers: list[int]) -> list[list[float]]:
     )
 
 
-def receive_in_subgroup() -> list[float] | None:
+def receive_in_subgroup(
+    timeout: datetime.timedelta = datetime.timedelta(minutes=30),
+) -> list[float]:
     """Sends from rank 2 to rank 1 in a group of these ranks."""
     with mock.patch.object(
         shared_memory_group, "machine", lambda: str(dist.get_rank())
     ):
-        group = dist.new_group([1, 2], backend="shm")
+        group = dist.new_group([1, 2], backend="shm", timeout=timeout)
     x = paddle.full([4], float(dist.get_rank()))
     if dist.get_rank() == 2:
         dist.send(x, 1, group)
@@ -467,7 +469,7 @@ class TestTransfersOfOneGroup(OneGroupOfMachines):
         )
 
     def test_wrong_arguments_are_refused_on_that_rank_alone(self):
-        ((sent, received, strided),) = self.ranks.call(
+        ((sent, received, strided, sparse),) = self.ranks.call(
             send_where_it_is_refused,
             [("send", (1,)), ("irecv", (1,))],
             ranks=[1],
@@ -475,6 +477,7 @@ class TestTransfersOfOneGroup(OneGroupOfMachines):
         self.assertIn("send got rank 1, which is the caller", sent)
         self.assertIn("recv got rank 1, which is the caller", received)
         self.assertIn("contiguous()", strided)
+        self.assertIn("to_dense()", sparse)
         self.assertEqual(self.ranks.call(all_reduce_ones), [3.0] * 3)
 
     def test_forked_child_is_refused_and_does_not_disturb_by_its_exit(self):
@@ -495,6 +498,12 @@ class TestTransfersOfOneGroup(OneGroupOfMachines):
         self.assertEqual(
             self.ranks.call(receive_in_subgroup),
             [[0.0] * 4, [2.0] * 4, [2.0] * 4],
+        )
+
+    def test_longest_timeout_does_not_overflow(self):
+        self.assertEqual(
+            self.ranks.call(receive_in_subgroup, datetime.timedelta.max)[1],
+            [2.0] * 4,
         )
 
     def test_memory_of_a_tensor_lives_as_long_as_its_transfer(self):
