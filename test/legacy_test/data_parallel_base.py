@@ -20,7 +20,6 @@ import multiprocessing
 import operator
 import os
 import queue
-import socket
 import threading
 import traceback
 import unittest
@@ -30,7 +29,7 @@ from unittest import mock
 
 import numpy as np
 from concurrent_base import WAIT_S
-from shm_group_base import join_default_group
+from shm_group_base import free_port, join_default_group
 
 import paddle
 import paddle.distributed as dist
@@ -53,7 +52,7 @@ class Ranks:
     def __init__(self, size: int, method: str = "forkserver"):
         context = multiprocessing.get_context(method)
         self._connections, self._processes = [], []
-        port = _free_port()
+        port = free_port()
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(
@@ -86,12 +85,6 @@ class Ranks:
         for process in self._processes:
             process.kill()
             process.join(WAIT_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def _serve(rank: int, size: int, port: int, connection) -> None:

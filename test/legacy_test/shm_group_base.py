@@ -19,6 +19,7 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import random
 import signal
 import socket
 import sys
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 ON_LINUX = sys.platform == "linux"
 _LISTENERS = ("/proc/net/tcp", "/proc/net/tcp6")
+# Test runs that are parallel choose different ports.
+_random = random.SystemRandom()
 
 
 class Error(NamedTuple):
@@ -118,9 +121,15 @@ _fork_servers: list[_ForkServer] = []
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """
+    Returns a port that nobody listens on. It is below those that the system
+    gives to connections, so no other program gets it before it is used.
+    """
+    while True:
+        port = _random.randrange(20000, 32768)
+        with contextlib.suppress(OSError), socket.socket() as found:
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 class Ranks:
