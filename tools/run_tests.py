@@ -15,7 +15,7 @@
 
     python -m tools.run_tests [PYTEST_ARGUMENT ...]
 
-Without arguments all tests run, in parts. Two parts per CPU run in parallel,
+Without arguments all tests run, in parts. Three parts per CPU run in parallel,
 and each part starts when its builds are done. Each part has its own /dev/shm.
 If the system does not allow that, the tests of our wheel are one part, and the
 C++ programs run after the Python tests. The output of a part is printed when
@@ -103,9 +103,13 @@ LONGEST = (
 
 # The number of parts that run in parallel per CPU: tests with several processes
 # spend most of their time waiting.
-PARTS_PER_CPU = 2
+PARTS_PER_CPU = 3
 
 SANITIZERS = ("", "address", "thread")
+
+PYTEST = ("-m", "pytest", "-q")
+# For the tests of a Paddle.
+PADDLE_PYTEST = (*PYTEST, "-p", "tools.frozen_modules")
 
 # The test command has a time goal, so pytest reports the slowest tests.
 SLOWEST = ("--durations=5", "--durations-min=5")
@@ -215,7 +219,7 @@ def tools_part(stock: Path, ours: Path, arguments: list[str]) -> Part:
     """Returns the part with the tool tests."""
     return Part(
         "tools",
-        (sys.executable, "-m", "pytest", "-q", *SLOWEST, *arguments),
+        (sys.executable, *PYTEST, *SLOWEST, *arguments),
         {
             "PADDLE_WHEEL_TREE": site_packages(stock),
             "PADDLE_PYTHON": ours,
@@ -229,7 +233,7 @@ def paddle_part(stock: Path, ours: Path, arguments: list[str]) -> Part:
     gpu = (stand_in_gpu(ours), stand_in_driver(stock))
     return Part(
         "Paddle",
-        (ours, "-m", "pytest", "-q", "-rs", *SLOWEST, *arguments),
+        (ours, *PADDLE_PYTEST, "-rs", *SLOWEST, *arguments),
         {
             "CUSTOM_DEVICE_ROOT": host_device(stock),
             "PADDLE_STAND_IN_GPU": os.pathsep.join(map(str, gpu)),
@@ -260,7 +264,7 @@ def cpu_part(ours: Path) -> Part:
     """Returns the part with the device tests as on a CPU-only machine."""
     return Part(
         "Paddle, CPU only",
-        (ours, "-m", "pytest", "-q", *CPU_ONLY),
+        (ours, *PADDLE_PYTEST, *CPU_ONLY),
         {"CUSTOM_DEVICE_ROOT": None},
     )
 
@@ -271,7 +275,7 @@ def any_platform_part(stock: Path, arguments: Sequence[str]) -> Part:
     return Part(
         "Paddle without native parts",
         (
-            *(without_native_parts(SUPPORTED[0]), "-m", "pytest", "-q"),
+            *(without_native_parts(SUPPORTED[0]), *PADDLE_PYTEST),
             *(*deselected, *arguments),
         ),
         {
