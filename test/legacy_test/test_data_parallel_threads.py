@@ -350,6 +350,13 @@ class TestThreads(unittest.TestCase):
                 lambda x=x: all_reduce(group, x),
                 lambda x=x: dist.broadcast(x, 0, group=group),
                 lambda x=x: dist.gather(x, [], 0, group=group),
+                lambda x=x: dist.gather(dense, [x, dense], 0, group=group),
+                lambda x=x: group.process_group.all_gather(
+                    [x, dense], dense, True
+                ),
+                lambda x=x: group.process_group.all_gather_into_tensor(
+                    x, dense, True
+                ),
                 lambda x=x: dist.scatter(dense, [dense, x], 0, group=group),
                 lambda x=x: group.process_group.all_gather(
                     [dense] * 2, x, True
@@ -357,6 +364,13 @@ class TestThreads(unittest.TestCase):
             ):
                 with self.assertRaisesRegex(ValueError, cure):
                     call()
+
+    def test_a_distributed_tensor_is_refused(self):
+        group, _ = dist.new_thread_groups(2)
+        mesh = dist.ProcessMesh([0], dim_names=["x"])
+        x = dist.shard_tensor(paddle.ones([2]), mesh, [dist.Replicate()])
+        with self.assertRaisesRegex(ValueError, "unshard_dtensor"):
+            all_reduce(group, x)
 
     def test_the_number_of_ranks_must_be_a_positive_integer(self):
         for nranks in (0, -1, 2.5, "2", None, True):

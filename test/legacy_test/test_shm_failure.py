@@ -63,7 +63,7 @@ store = core.TCPStore("127.0.0.1", {port}, True, 1, 60)
 try:
     shared_memory_group.join(store, 0, 1, 7, datetime.timedelta(minutes=1))
 except RuntimeError as error:
-    assert "has no open file description locks" in str(error), error
+    assert "open file description locks" in str(error), error
     assert "gloo" in str(error), error
 else:
     raise AssertionError("joined without locks")
@@ -188,6 +188,15 @@ def wait_with_timeout(timeout: datetime.timedelta) -> tuple[bool, bool]:
 def all_reduce_with_timeout(timeout: datetime.timedelta) -> tuple[bool, float]:
     x = paddle.ones([10])
     return dist.all_reduce(x, sync_op=False).wait(timeout), float(x[0])
+
+
+def wait_with_wrong_timeout() -> tuple[str, bool]:
+    task = dist.all_reduce(paddle.ones([1]), sync_op=False)
+    try:
+        task.wait("x")
+    except TypeError as error:
+        return str(error), task.wait(None)
+    raise AssertionError("the timeout was accepted")
 
 
 def finish_waiting() -> tuple[bool, float]:
@@ -955,6 +964,12 @@ class TestShmFailure(RanksTestCase):
                 self.assertEqual(
                     ranks.call(finish_waiting, ranks=[0]), [(True, 2.0)]
                 )
+
+    def test_wait_with_a_wrong_timeout_names_it_and_none_means_no_timeout(self):
+        ranks = self.start_group(2)
+        for text, has_ended in ranks.call(wait_with_wrong_timeout):
+            self.assertIn("number of seconds, but is 'x'", text)
+            self.assertTrue(has_ended)
 
     def test_wait_with_a_timeout_of_zero_or_of_ages_ends_with_the_operation(
         self,

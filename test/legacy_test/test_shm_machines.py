@@ -958,6 +958,16 @@ def why_no_networks() -> str:
 _WHY_NO_NETWORKS = why_no_networks()
 
 
+_start_thread = threading.Thread.start
+
+
+def start_but_admit_nobody(thread: threading.Thread) -> None:
+    """Starts a thread, but none for a client of a listener."""
+    if thread._target.__name__ == "_admit":
+        raise RuntimeError("no thread can be started")
+    _start_thread(thread)
+
+
 @unittest.skipUnless(ON_LINUX, "the backend shm needs Linux")
 class TestLeaderLinks(unittest.TestCase):
     """Two leaders in one process, connected as if between machines."""
@@ -1045,6 +1055,28 @@ class TestLeaderLinks(unittest.TestCase):
         ):
             first, _ = self.connect(listeners)
         self.assertEqual(first.run(lambda: 3), 3)
+
+    def test_leader_that_can_start_no_thread_raises_an_error(self):
+        listeners = [machine_connections.Listener() for _ in range(2)]
+        host, port, _ = listeners[0].address.split()
+        start = mock.patch.object(
+            machine_connections.threading.Thread,
+            "start",
+            autospec=True,
+            side_effect=start_but_admit_nobody,
+        )
+        with (
+            start,
+            socket.create_connection((host, int(port)), WAIT_S),
+            self.assertRaisesRegex(RuntimeError, "cannot connect.*no thread"),
+        ):
+            leader_links.LeaderLinks(
+                listeners[0],
+                [5, 7],
+                [listener.address for listener in listeners],
+                0,
+                WAIT_S,
+            )
 
     def test_missing_leader_is_an_error_after_the_timeout(self):
         listener = machine_connections.Listener()

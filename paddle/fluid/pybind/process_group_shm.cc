@@ -124,7 +124,11 @@ void EnforceDenseArguments(const py::object& group) {
   const py::dict inherited(py::type::of<ProcessGroup>().attr("__dict__"));
   for (const auto& [key, method] : inherited) {
     const auto name = key.cast<std::string>();
-    if (name[0] == '_' || own.contains(name)) continue;
+    if (name[0] == '_' || name == "rank" || name == "size" || name == "name" ||
+        own.contains(name)) {
+      continue;
+    }
+    const auto text = py::str(method.attr("__doc__")).cast<std::string>();
     group.attr(name.c_str()) = py::cpp_function(
         [method = py::reinterpret_borrow<py::object>(method)](
             const py::args& args, const py::kwargs& kwargs) {
@@ -133,6 +137,7 @@ void EnforceDenseArguments(const py::object& group) {
           return method(*args, **kwargs);
         },
         py::name(name.c_str()),
+        py::doc(text.c_str()),
         py::is_method(group));
   }
 }
@@ -182,7 +187,17 @@ void BindProcessGroupShm(py::module* m) {
             const py::object seconds = py::hasattr(timeout, "total_seconds")
                                            ? timeout.attr("total_seconds")()
                                            : timeout;
-            const ShmTask::Seconds duration(seconds.cast<double>());
+            ShmTask::Seconds duration = ShmTask::Seconds::zero();
+            if (!seconds.is_none()) {
+              try {
+                duration = ShmTask::Seconds(seconds.cast<double>());
+              } catch (const py::cast_error&) {
+                throw py::type_error(
+                    "The timeout of wait must be a datetime.timedelta or a "
+                    "number of seconds, but is " +
+                    py::repr(timeout).cast<std::string>() + ".");
+              }
+            }
             const ReleasedGil released;
             return self.WaitFor(duration);
           },

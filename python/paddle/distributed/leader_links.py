@@ -102,7 +102,7 @@ class LeaderLinks:
             for other in range(number):
                 self._add(other, connect(addresses[other], number, deadline))
             self._accept(listener, len(addresses) - 1 - number, deadline)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             self._close_descriptors()
             reason = str(error)
             if CHECK_ADDRESSES not in reason:
@@ -121,13 +121,15 @@ class LeaderLinks:
         self, listener: Listener, missing: int, deadline: float
     ) -> None:
         """Adds the leaders that connect to this one."""
+        if missing == 0:
+            return
         found: queue.SimpleQueue = queue.SimpleQueue()
 
         def accept() -> None:
             try:
                 while True:
                     listener.accept(deadline, lambda *leader: found.put(leader))
-            except OSError as error:
+            except Exception as error:  # also if no thread can be started
                 found.put(error)
 
         thread = threading.Thread(target=accept, daemon=True)
@@ -135,7 +137,7 @@ class LeaderLinks:
         try:
             for _ in range(missing):
                 leader = found.get()
-                if isinstance(leader, OSError):
+                if isinstance(leader, Exception):
                     raise leader
                 self._add(*leader)
         finally:

@@ -207,7 +207,7 @@ class MachineTransfers:
                 "handler, and communicate later."
             )
         try:
-            # Here, because a signal handler may raise after it.
+            # Within the try block: a signal handler may raise after this line.
             self._calling.add(thread)
             self._start()
             call = functools.partial(

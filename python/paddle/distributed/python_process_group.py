@@ -108,6 +108,9 @@ def enforce_dense(kind: str, *tensors: Tensor) -> None:
         if tensor.is_selected_rows():
             found = "the gradient of an embedding with sparse=True,"
             cure = "Build the embedding with sparse=False."
+        elif tensor.is_dist():
+            found = "a distributed tensor"
+            cure = "Pass paddle.distributed.unshard_dtensor(tensor)."
         else:
             found = "a sparse tensor"
             cure = "Pass tensor.to_dense()."

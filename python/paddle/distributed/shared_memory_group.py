@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from paddle.distributed.hierarchical_group import HierarchicalGroup
 
 _MILLISECOND = datetime.timedelta(milliseconds=1)
-# A longer timeout could overflow the types of clocks. It acts as this one.
+# Longer timeouts are shortened to this: they could overflow clocks.
 _LONGEST_TIMEOUT = datetime.timedelta(days=36500)
 # The shortest timeout for joining, however short the group's timeout is: ranks
 # need time to start.

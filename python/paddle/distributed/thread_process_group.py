@@ -341,6 +341,7 @@ class ThreadProcessGroup(PythonProcessGroup):
             self._refuse_stream("gather")
         # On other ranks, Paddle passes the rank's own tensor as each output.
         mine = outputs if self._rank == destination else []
+        enforce_dense(self._kind, *mine)
         return self._gather(
             f"gather to rank {destination}", tensor, _into(mine), sync_op
         )
@@ -348,6 +349,7 @@ class ThreadProcessGroup(PythonProcessGroup):
     def _all_gather_into_list(
         self, outputs: list[Tensor], tensor: Tensor, sync_op: bool
     ) -> _Task:
+        enforce_dense(self._kind, *outputs)
         return self._gather("all_gather", tensor, _into(outputs), sync_op)
 
     def all_gather_into_tensor(
@@ -357,6 +359,7 @@ class ThreadProcessGroup(PythonProcessGroup):
             joined = paddle.stack([_moved(v, output.place) for v in values])
             output.copy_(joined.reshape(output.shape), True)
 
+        enforce_dense(self._kind, output)
         return self._gather("all_gather", tensor, take, sync_op)
 
     def barrier(self, device_id: int = -1) -> _Task:

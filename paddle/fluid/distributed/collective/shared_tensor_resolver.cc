@@ -78,10 +78,14 @@ SharedLocation LocationIn(const SharedMemoryHandle& handle) {
 
 struct SharedTensorResolver::Segment {
   Segment(int fd, uint64_t size, uint64_t reserve)
-      : size(size), mapping(fd, size), ledger(mapping.base(), reserve) {}
+      : size(size),
+        max_blocks(SharedLedger::MaxBlocks(reserve)),
+        mapping(fd, size),
+        ledger(mapping.base(), reserve) {}
 
-  bool Has(uint64_t offset, uint64_t bytes) const {
-    return offset <= size && bytes <= size - offset;
+  bool Has(const SharedLocation& location, uint64_t bytes) const {
+    return location.block < max_blocks && location.offset <= size &&
+           bytes <= size - location.offset;
   }
   // A process that detaches the segment removes the ledger.
   bool HasLedger() const {
@@ -91,6 +95,7 @@ struct SharedTensorResolver::Segment {
   }
 
   const uint64_t size;
+  const uint64_t max_blocks;
   Mapping mapping;
   const SharedLedger ledger;
 };
@@ -120,8 +125,8 @@ std::optional<bool> SharedTensorResolver::IsKept(
   const std::shared_ptr<Segment> found = SegmentOf(location, bytes);
   if (!found) return std::nullopt;
   // Sequentially consistent, as everywhere in the ledger. A process that frees
-  // the block changes the generation, and only then uses the memory again. So a
-  // caller that has seen such a use sees the change here.
+  // the block changes the generation before the memory is used again. So if the
+  // caller has read data of a later tensor, the generation differs here.
   const bool is_same =
       found->ledger.generation(location.block) == location.generation;
   if (!found->HasLedger()) return std::nullopt;
@@ -135,19 +140,16 @@ std::shared_ptr<SharedTensorResolver::Segment> SharedTensorResolver::SegmentOf(
   std::shared_ptr<Segment> found =
       known == segments_.end() ? nullptr : known->second;
   // Map again if the segment has grown.
-  if (found && found->Has(location.offset, bytes)) return found;
+  if (found && found->Has(location, bytes)) return found;
   const std::optional<OpenSegment> open = Open(location.id);
   struct stat status = {};
   if (!open || fstat(open->file.get(), &status) != 0) return nullptr;
   // The ledger precedes all blocks.
   const uint64_t size = status.st_size;
-  if (location.block >= SharedLedger::MaxBlocks(open->reserve) ||
-      size < SharedLedger::LedgerBytes(open->reserve)) {
-    return nullptr;
-  }
+  if (size < SharedLedger::LedgerBytes(open->reserve)) return nullptr;
   found = std::make_shared<Segment>(open->file.get(), size, open->reserve);
   // Do not keep a failure: a later attempt may succeed.
-  if (!found->mapping || !found->Has(location.offset, bytes)) return nullptr;
+  if (!found->mapping || !found->Has(location, bytes)) return nullptr;
   // Operations in flight keep the segments that they use.
   if (segments_.size() >= kMaxSegments) segments_.clear();
   segments_[location.id.segment] = found;

@@ -222,6 +222,9 @@ class ResolverThatCalls : public SharedMemoryResolver {
                                   uint64_t) override {
     return nullptr;
   }
+  std::optional<bool> IsKept(const SharedMemoryHandle&, uint64_t) override {
+    return std::nullopt;
+  }
 
  private:
   std::function<void()> call_;
@@ -229,17 +232,18 @@ class ResolverThatCalls : public SharedMemoryResolver {
 
 ISOLATED_TEST(CollectivesTest, AllBlocksOfAnAllReduceHaveOneTimeout) {
   constexpr Milliseconds kTimeout{2000};
-  constexpr Milliseconds kDelay{50};
+  constexpr Milliseconds kFirstBlock{1500};
   const auto group = GroupInOneProcess(2);
   const auto all_reduce = [&](int rank,
-                              const std::function<void()>& before_block,
+                              const std::function<void(int)>& in_block,
                               Milliseconds timeout) {
     // Each block has an input and an output to find.
     int found = 0;
     Collectives collectives(
         group[rank].get(),
-        std::make_shared<ResolverThatCalls>([&found, &before_block] {
-          if (found++ % 2 == 0) before_block();
+        std::make_shared<ResolverThatCalls>([&found, &in_block] {
+          if (found % 2 == 0) in_block(found / 2);
+          ++found;
         }),
         kNever);
     std::vector<char> data(40 << 20);
@@ -254,28 +258,28 @@ ISOLATED_TEST(CollectivesTest, AllBlocksOfAnAllReduceHaveOneTimeout) {
   };
   std::promise<void> timed_out;
   std::thread late([&] {
-    int block = 0;
     all_reduce(
         1,
-        [&] {
-          if (++block == 1) {
-            std::this_thread::sleep_for(kDelay);
-          } else {
-            timed_out.get_future().wait();
-          }
+        [&](int block) {
+          if (block == 1) timed_out.get_future().wait();
         },
         kNever);
   });
+  std::chrono::steady_clock::time_point begin;
   const Outcome outcome = all_reduce(
-      0, [] {}, kTimeout);
+      0,
+      [&](int block) {
+        if (block > 0) return;
+        begin = std::chrono::steady_clock::now();
+        std::this_thread::sleep_for(kFirstBlock);
+      },
+      kTimeout);
+  const auto passed = std::chrono::steady_clock::now() - begin;
   timed_out.set_value();
   late.join();
   EXPECT_TRUE(outcome.Is(ErrorKind::kTimedOut, 1)) << outcome;
-  const std::string text = outcome.text;
-  const size_t waited = text.find("waited ");
-  ASSERT_NE(waited, std::string::npos) << outcome;
-  EXPECT_LE(std::stoi(text.substr(waited + std::strlen("waited "))),
-            (kTimeout - kDelay).count());
+  EXPECT_TRUE(outcome.Says("waited 2000 ms")) << outcome;
+  EXPECT_LT(passed, kFirstBlock + kTimeout);
 }
 
 ISOLATED_TEST(CollectivesTest, AnOperationReturnsAfterTheLastReadOfItsBuffer) {

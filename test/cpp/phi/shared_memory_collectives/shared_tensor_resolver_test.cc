@@ -98,7 +98,8 @@ ISOLATED_TEST(SharedTensorResolverTest, ABlockThatIsUsedAgainIsNotKept) {
   EXPECT_EQ(resolver->IsKept(handle, kMiB), std::make_optional(false));
 }
 
-ISOLATED_TEST(SharedTensorResolverTest, OnlyTheProcessTellsWhatHasNoLedger) {
+ISOLATED_TEST(SharedTensorResolverTest,
+              WithoutItsLedgerASegmentDoesNotShowWhatIsKept) {
   const SharedBlock block =
       AllocateFilled(SharingStrategy::kFileSystem, kMiB, 1);
   const auto resolver = ResolverOf(Heap().Locate(block.data).value());

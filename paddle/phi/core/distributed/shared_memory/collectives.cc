@@ -15,7 +15,6 @@
 #include "paddle/phi/core/distributed/shared_memory/collectives.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -39,8 +38,8 @@ constexpr uint64_t kMinBlockBytes = 16 << 10;
 // If the buffers of all ranks are larger than this, which is more than most
 // caches have, an all_reduce does one block after the other: what a rank has
 // reduced is then still in the cache when the others copy it.
-constexpr uint64_t kCacheBytes = 64 << 20;
-constexpr uint64_t kBlockBytes = 4 << 20;
+constexpr uint64_t kMostCachedBytes = 64 << 20;
+constexpr uint64_t kAllReduceBlockBytes = 4 << 20;
 
 // Keeps two ranks from writing results to the same cache line.
 constexpr uint64_t kPartAlignment = 64;
@@ -156,14 +155,11 @@ void Collectives::AllReduce(const void* in,
       OperationInfo::Of("all_reduce", bytes, NameOf(type), NameOf(reduction));
   const Elements elements{type, reduction};
   const uint64_t block_bytes =
-      bytes > kCacheBytes / size() ? kBlockBytes : bytes;
-  const auto start = std::chrono::steady_clock::now();
+      bytes > kMostCachedBytes / size() ? kAllReduceBlockBytes : bytes;
+  const auto start = Operation::Clock::now();
   uint64_t begin = 0;
   do {  // Also without elements: the ranks meet.
-    const auto passed = std::chrono::duration_cast<Milliseconds>(
-        std::chrono::steady_clock::now() - start);
-    Operation operation(
-        group_, info, std::max(timeout - passed, Milliseconds::zero()));
+    Operation operation(group_, info, timeout, start);
     const uint64_t block = std::min(block_bytes, bytes - begin);
     const char* from = Bytes(in) + begin;
     char* to = Bytes(out) + begin;

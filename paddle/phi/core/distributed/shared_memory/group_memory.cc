@@ -346,11 +346,13 @@ void GroupMemory::TakeRank() {
   // Take the lock first: an attached rank without its lock counts as dead.
   const bool has_lock = memory::SetLock(file_.get(), F_WRLCK, rank_, 1);
   if (!has_lock && errno != EAGAIN && errno != EACCES) {
-    ThrowUnavailable("Cannot join as rank " + std::to_string(rank_) +
-                     ": this system has no open file description locks (" +
-                     std::strerror(errno) +
-                     "), which tell whether a rank is alive. Use Linux 3.15 or "
-                     "newer, a sandbox that allows them, or the backend gloo.");
+    ThrowUnavailable(
+        "Cannot join as rank " + std::to_string(rank_) +
+        ": it cannot lock its byte of the group's memory (" +
+        std::strerror(errno) +
+        "). These locks tell whether a rank is alive. They need "
+        "open file description locks (Linux 3.15 or newer, not "
+        "forbidden by a sandbox); otherwise use the backend gloo.");
   }
   if (!has_lock ||
       state->state.load(std::memory_order_relaxed) != RankState::kAbsent) {

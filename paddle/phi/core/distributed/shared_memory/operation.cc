@@ -70,9 +70,10 @@ Operation::Operation(GroupMemory* group, uint32_t channel, Milliseconds timeout)
 
 Operation::Operation(GroupMemory* group,
                      const OperationInfo& info,
-                     Milliseconds timeout)
+                     Milliseconds timeout,
+                     Clock::time_point start)
     : Operation(group, GroupLayout::kAllRanks, timeout) {
-  Begin(info);
+  Begin(info, start);
 }
 
 Operation::Operation(GroupMemory* group,
@@ -83,17 +84,16 @@ Operation::Operation(GroupMemory* group,
     : Operation(group,
                 ChannelBetween(*group, group->layout_, sender, receiver),
                 timeout) {
-  Begin(info);
+  Begin(info, Clock::now());
 }
 
-void Operation::Begin(const OperationInfo& info) {
+void Operation::Begin(const OperationInfo& info, Clock::time_point start) {
   // Check before locking: in a child of fork the mutex may be locked forever.
   group_->ThrowIfUnusable();
   turn_ = std::unique_lock<std::mutex>(state_->mutex);
   group_->ThrowIfUnusable();
   info_ = info;
-  deadline_ = GroupMemory::Clock::now() +
-              std::min<Milliseconds>(timeout_, kLongestTimeout);
+  deadline_ = start + std::min<Milliseconds>(timeout_, kLongestTimeout);
   sequence_ = state_->sequence + 1;
   // The entry belonged to an earlier operation that others may not have ended.
   uint64_t entries = group_->layout_.entries(channel_);

@@ -50,11 +50,14 @@ namespace distributed {
 class Operation {
  public:
   using Milliseconds = std::chrono::milliseconds;
+  using Clock = std::chrono::steady_clock;
 
-  // Begins an operation of all ranks. `group` outlives it.
+  // Begins an operation of all ranks. `group` outlives it. The timeout runs
+  // from `start`.
   Operation(GroupMemory* group,
             const OperationInfo& info,
-            Milliseconds timeout);
+            Milliseconds timeout,
+            Clock::time_point start = Clock::now());
   // Begins an operation between two ranks, one of which is the caller.
   Operation(GroupMemory* group,
             const OperationInfo& info,
@@ -121,7 +124,7 @@ class Operation {
 
  private:
   Operation(GroupMemory* group, uint32_t channel, Milliseconds timeout);
-  void Begin(const OperationInfo& info);
+  void Begin(const OperationInfo& info, Clock::time_point start);
   // Waits until all other members have ended an operation of the channel.
   void WaitForEnd(uint64_t sequence);
   void WaitForMember(int member, uint64_t progress);
@@ -143,7 +146,7 @@ class Operation {
   GroupMemory::ChannelState* state_;
   std::unique_lock<std::mutex> turn_;
   Milliseconds timeout_;
-  GroupMemory::Clock::time_point deadline_;
+  Clock::time_point deadline_;
   int own_member_;
   OperationInfo info_;
   uint64_t sequence_{0};

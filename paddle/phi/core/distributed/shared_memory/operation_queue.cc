@@ -66,11 +66,11 @@ void OperationQueue::Stop() {
 }
 
 void OperationQueue::Run(const std::function<void()>& function,
-                         const std::function<void()>& check_wait) {
+                         const std::function<void()>& check_interrupt) {
   std::unique_lock<std::mutex> lock(mutex_);
   const uint64_t number = submitted_++;
   lock.unlock();
-  WaitForTurn(number, check_wait);
+  WaitForTurn(number, check_interrupt);
   struct Turn {
     ~Turn() {
       std::lock_guard<std::mutex> lock(queue->mutex_);
@@ -82,14 +82,14 @@ void OperationQueue::Run(const std::function<void()>& function,
 }
 
 void OperationQueue::WaitForTurn(uint64_t number,
-                                 const std::function<void()>& check_wait) {
+                                 const std::function<void()>& check_interrupt) {
   std::unique_lock<std::mutex> lock(mutex_);
   const auto has_turn = [&] { return ended_ == number; };
-  while (!changed_.wait_for(lock, kCheckInterval, has_turn)) {
-    if (!check_wait) continue;
+  while (!changed_.wait_for(lock, kInterruptInterval, has_turn)) {
+    if (!check_interrupt) continue;
     lock.unlock();
     try {
-      check_wait();
+      check_interrupt();
     } catch (...) {
       lock.lock();
       if (has_turn()) {

@@ -40,14 +40,16 @@ class OperationQueue {
   OperationQueue(const OperationQueue&) = delete;
   OperationQueue& operator=(const OperationQueue&) = delete;
 
-  static constexpr std::chrono::milliseconds kCheckInterval{100};
+  // How often a caller that waits for its turn checks for an interrupt.
+  static constexpr std::chrono::milliseconds kInterruptInterval{100};
 
   // Waits until all earlier functions have returned, then runs a function on
   // the calling thread. Exceptions of the function propagate to the caller.
-  // While the caller waits, calls `check_wait`, unless it is empty, after each
-  // interval. If that throws, the function does not run.
+  // While the caller waits, calls `check_interrupt` (if it is not empty) once
+  // per kInterruptInterval. If that throws, the function does not run, and the
+  // exception propagates.
   void Run(const std::function<void()>& function,
-           const std::function<void()>& check_wait = {});
+           const std::function<void()>& check_interrupt = {});
   // Submits a function, which must not throw, to the queue's thread. Throws
   // std::system_error, and does not take the function, if there is no thread
   // and none can be started.
@@ -59,9 +61,10 @@ class OperationQueue {
 
  private:
   void RunAdded();
-  // Waits until it is this number's turn. If `check_wait` throws, the number
-  // gets no turn.
-  void WaitForTurn(uint64_t number, const std::function<void()>& check_wait);
+  // Waits until it is this number's turn. If `check_interrupt` throws, the
+  // number gets no turn.
+  void WaitForTurn(uint64_t number,
+                   const std::function<void()>& check_interrupt);
   // Ends the turn of the function that has returned. Requires: mutex_ is held.
   void EndTurn();
 

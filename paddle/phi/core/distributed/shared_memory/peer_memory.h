@@ -48,9 +48,11 @@ class SharedMemoryResolver {
   // the memory directly.
   virtual std::shared_ptr<const void> Map(const SharedMemoryHandle& handle,
                                           uint64_t bytes) = 0;
-  // Returns whether memory of another rank was not freed until now; none if
-  // only the rank's process tells. After a process was killed, its memory may
-  // be freed and used again before the lock of its rank is released.
+  // Returns whether memory of another rank is still the memory that the handle
+  // was made for: false if it was freed since. Returns none if the memory does
+  // not show this; then it is kept as long as the rank's process runs. Needed
+  // because the memory of a killed process may be freed and used again before
+  // the kernel releases the lock of its rank.
   virtual std::optional<bool> IsKept(const SharedMemoryHandle& handle,
                                      uint64_t bytes) = 0;
 };
