@@ -15,7 +15,7 @@
 
     python -m tools.run_tests [PYTEST_ARGUMENT ...]
 
-Without arguments all tests run, in parts. Three parts per CPU run in parallel,
+Without arguments all tests run, in parts. Two parts per CPU run in parallel,
 and each part starts when its builds are done. Each part has its own /dev/shm.
 If the system does not allow that, the tests of our wheel are one part, and the
 C++ programs run after the Python tests. The output of a part is printed when
@@ -103,7 +103,7 @@ LONGEST = (
 
 # The number of parts that run in parallel per CPU: tests with several processes
 # spend most of their time waiting.
-PARTS_PER_CPU = 3
+PARTS_PER_CPU = 2
 
 SANITIZERS = ("", "address", "thread")
 
