@@ -71,30 +71,30 @@ void RaiseKeyboardInterrupt() {
   }
 }
 
+[[noreturn]] void ThrowNotDense(const paddle::Tensor& tensor) {
+  if (tensor.defined() &&
+      (tensor.is_sparse_coo_tensor() || tensor.is_sparse_csr_tensor())) {
+    PADDLE_THROW(common::errors::InvalidArgument(
+        "The backend shm got a sparse tensor (%s) of shape [%s], but works on "
+        "dense tensors only. Pass tensor.to_dense().",
+        tensor.is_sparse_coo_tensor() ? "COO" : "CSR",
+        tensor.dims()));
+  }
+  if (tensor.defined() && tensor.is_selected_rows()) {
+    PADDLE_THROW(common::errors::InvalidArgument(
+        "The backend shm got selected rows of shape [%s], such as the gradient "
+        "of an embedding with sparse=True, but works on dense tensors only. "
+        "Build the embedding with sparse=False.",
+        tensor.dims()));
+  }
+  PADDLE_THROW(common::errors::InvalidArgument(
+      "The backend shm got a tensor that is not dense, or that has no memory "
+      "yet. Pass dense tensors, for example paddle.empty(shape)."));
+}
+
 phi::DenseTensor DenseTensorOf(const paddle::Tensor& tensor) {
-  const bool is_coo = tensor.is_sparse_coo_tensor();
-  PADDLE_ENFORCE_EQ(
-      is_coo || tensor.is_sparse_csr_tensor(),
-      false,
-      common::errors::InvalidArgument(
-          "The backend shm got a sparse tensor (%s) of shape [%s], but works "
-          "on dense tensors only. Pass tensor.to_dense().",
-          is_coo ? "COO" : "CSR",
-          tensor.dims()));
-  PADDLE_ENFORCE_EQ(
-      tensor.is_selected_rows(),
-      false,
-      common::errors::InvalidArgument(
-          "The backend shm got selected rows of shape [%s], such as the "
-          "gradient of an embedding with sparse=True, but works on dense "
-          "tensors only. Build the embedding with sparse=False.",
-          tensor.dims()));
   const auto dense = std::dynamic_pointer_cast<phi::DenseTensor>(tensor.impl());
-  PADDLE_ENFORCE_NOT_NULL(dense,
-                          common::errors::InvalidArgument(
-                              "The backend shm got a tensor that is not dense, "
-                              "or that has no memory yet. Pass dense tensors, "
-                              "for example paddle.empty(shape)."));
+  if (!dense) ThrowNotDense(tensor);
   return *dense;
 }
 

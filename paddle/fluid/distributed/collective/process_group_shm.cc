@@ -675,16 +675,16 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Submit(OperationQueue* queue,
                                                      bool sync_op,
                                                      Operation operation) {
   if (IsForked()) ThrowForked(process_);
-  const auto run = [joined = joined(),
+  const std::shared_ptr<JoinedGroup> group = joined();
+  const auto run = [group,
                     operation = std::move(operation),
                     timeout = timeout_] {
-    RaisingPaddleErrors([&] { operation(joined->collectives.get(), timeout); });
+    RaisingPaddleErrors([&] { operation(group->collectives.get(), timeout); });
   };
   auto task = std::make_shared<ShmTask>(rank_, type, sync_op, check_interrupt_);
   if (sync_op) {
-    queue->Run(run, [this, type, joined = joined()] {
-      CheckInterruptWhileQueued(type, joined.get());
-    });
+    queue->Run(run,
+               [&] { CheckInterruptWhileQueued(type, group->memory.get()); });
     return task;
   }
   queue->Add([task, run] {
@@ -700,13 +700,13 @@ ProcessGroupShm::TaskPointer ProcessGroupShm::Submit(OperationQueue* queue,
 }
 
 void ProcessGroupShm::CheckInterruptWhileQueued(CommType type,
-                                                JoinedGroup* joined) const {
+                                                GroupMemory* memory) const {
   if (!check_interrupt_) return;
   try {
     check_interrupt_();
   } catch (...) {
     // Otherwise this rank's next operation would take the place of this one.
-    joined->memory->Abort(
+    memory->Abort(
         rank_,
         "Rank " + std::to_string(rank_) + " (process " +
             std::to_string(process_) + ") aborted " + NameOf(type) +

@@ -242,7 +242,8 @@ class ProcessGroupShm : public ProcessGroup {
                      Operation operation);
   // Called while an operation waits for its turn. If `check_interrupt_` throws,
   // the operation does not run, and the group fails.
-  void CheckInterruptWhileQueued(CommType type, JoinedGroup* joined) const;
+  void CheckInterruptWhileQueued(CommType type,
+                                 phi::distributed::GroupMemory* memory) const;
   void EnforceRank(CommType type, int rank) const;
 
   const int process_;  // the process that created the group

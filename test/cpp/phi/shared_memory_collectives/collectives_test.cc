@@ -17,6 +17,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <future>
@@ -298,38 +299,58 @@ ISOLATED_TEST(CollectivesTest, AnOperationReturnsAfterTheLastReadOfItsBuffer) {
   EXPECT_TRUE(outcome.Is(ErrorKind::kTimedOut, 1)) << outcome;
 }
 
-// Reads a buffer of another rank in place, and lets that rank's operation fail
-// through `fail` before the read ends. Its caller may then change the buffer.
-// Returns what the end of the reading rank's operation threw.
-Outcome ReadWhileTheOwnerFails(const std::function<void(GroupMemory*)>& fail,
-                               bool mappable) {
+// What two ranks' ends of an operation threw.
+struct Ends {
+  Outcome reader;
+  Outcome owner;
+};
+
+// Reads a buffer of another rank in place, and calls a function before the read
+// ends. The function gets the future end of the owner's operation.
+Ends ReadInPlace(
+    const std::shared_ptr<SharedArenas>& arenas,
+    const std::function<void(GroupMemory* owner,
+                             const std::shared_future<Outcome>& end)>& then) {
   constexpr uint64_t kBytes = 1000000;
   const auto group = GroupInOneProcess(2);
-  const auto arenas = std::make_shared<SharedArenas>(2, mappable);
   const OperationInfo info =
       OperationInfo::Of("broadcast", kBytes, kByte, "", 0);
   const PeerMemory memory_of_owner(group[0].get(), arenas);
   const PeerMemory memory_of_reader(group[1].get(), arenas);
-  Outcome outcome;
-  Operation reader(group[1].get(), info, kNever);
-  std::thread owner([&] {
-    Operation operation(group[0].get(), info, kNever);
-    Exchange exchange(&operation, memory_of_owner, {1});
-    exchange.Start({{{arenas->of_rank(0), {kBytes}}, 1, kBytes}});
-    exchange.Run([](int) { return 0; }, [](uint64_t, uint64_t) {});
-    outcome = OutcomeOf([&] { exchange.Finish(); });
-  });
-  Exchange exchange(&reader, memory_of_reader, {0});
+  const std::shared_future<Outcome> owner =
+      std::async(std::launch::async, [&] {
+        Operation operation(group[0].get(), info, kNever);
+        Exchange exchange(&operation, memory_of_owner, {1});
+        exchange.Start({{{arenas->of_rank(0), {kBytes}}, 1, kBytes}});
+        exchange.Run([](int) { return 0; }, [](uint64_t, uint64_t) {});
+        return OutcomeOf([&] { exchange.Finish(); });
+      }).share();
+  Operation operation(group[1].get(), info, kNever);
+  Exchange exchange(&operation, memory_of_reader, {0});
   exchange.Start({{{}, 1, kBytes}});
   std::vector<char> data(kBytes);
   exchange.Run([](int) { return 0; },
                [&](uint64_t begin, uint64_t end) {
                  exchange.Copy(0, begin, end - begin, data.data());
-                 fail(group[0].get());
-                 owner.join();
+                 then(group[0].get(), owner);
                });
-  EXPECT_TRUE(outcome.failed) << outcome;
-  return OutcomeOf([&] { exchange.Finish(); });
+  const Outcome reader = OutcomeOf([&] { exchange.Finish(); });
+  return {reader, owner.get()};
+}
+
+// Lets the owner's operation fail through `fail` before the read ends. Its
+// caller may then change the buffer. Returns what the end of the reading rank's
+// operation threw.
+Outcome ReadWhileTheOwnerFails(const std::function<void(GroupMemory*)>& fail,
+                               bool mappable) {
+  const Ends ends =
+      ReadInPlace(std::make_shared<SharedArenas>(2, mappable),
+                  [&](GroupMemory* owner, const auto& end_of_owner) {
+                    fail(owner);
+                    end_of_owner.wait();
+                  });
+  EXPECT_TRUE(ends.owner.failed) << ends.owner;
+  return ends.reader;
 }
 
 void AbortGroup(GroupMemory* group) { group->Abort(0, "for a test"); }
@@ -352,34 +373,12 @@ ISOLATED_TEST(CollectivesTest, AReadInPlaceFailsIfTheOwnerLeft) {
 
 // The owner may have been killed, although its lock in the group is still held.
 ISOLATED_TEST(CollectivesTest, AReadInPlaceFailsIfTheMemoryWasFreed) {
-  constexpr uint64_t kBytes = 1000000;
-  const auto group = GroupInOneProcess(2);
   const auto arenas = std::make_shared<SharedArenas>(2);
-  const OperationInfo info =
-      OperationInfo::Of("broadcast", kBytes, kByte, "", 0);
-  const PeerMemory memory_of_owner(group[0].get(), arenas);
-  const PeerMemory memory_of_reader(group[1].get(), arenas);
-  std::thread owner([&] {
-    Operation operation(group[0].get(), info, kNever);
-    Exchange exchange(&operation, memory_of_owner, {1});
-    exchange.Start({{{arenas->of_rank(0), {kBytes}}, 1, kBytes}});
-    exchange.Run([](int) { return 0; }, [](uint64_t, uint64_t) {});
-    const Outcome outcome = OutcomeOf([&] { exchange.Finish(); });
-    EXPECT_TRUE(outcome.Is(ErrorKind::kAborted, 0)) << outcome;
-  });
-  Operation reader(group[1].get(), info, kNever);
-  Exchange exchange(&reader, memory_of_reader, {0});
-  exchange.Start({{{}, 1, kBytes}});
-  std::vector<char> data(kBytes);
-  exchange.Run([](int) { return 0; },
-               [&](uint64_t begin, uint64_t end) {
-                 exchange.Copy(0, begin, end - begin, data.data());
-                 arenas->Free();
-               });
-  const Outcome outcome = OutcomeOf([&] { exchange.Finish(); });
-  EXPECT_TRUE(outcome.Is(ErrorKind::kAborted, 0)) << outcome;
-  EXPECT_TRUE(outcome.Says("it was freed")) << outcome;
-  owner.join();
+  const Ends ends =
+      ReadInPlace(arenas, [&](GroupMemory*, const auto&) { arenas->Free(); });
+  EXPECT_TRUE(ends.reader.Is(ErrorKind::kAborted, 0)) << ends.reader;
+  EXPECT_TRUE(ends.reader.Says("it was freed")) << ends.reader;
+  EXPECT_TRUE(ends.owner.Is(ErrorKind::kAborted, 0)) << ends.owner;
 }
 
 ISOLATED_TEST(CollectivesTest, ABufferInSharedMemoryIsReadWhereItIs) {
