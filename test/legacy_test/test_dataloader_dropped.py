@@ -289,6 +289,56 @@ class TestExit(unittest.TestCase):
         for workers in (0, 2) if HAS_FORK else (0,):
             self.run_script(workers)
 
+    def test_a_daemon_thread_ends_in_a_loop_over_batches(self):
+        for workers in (0, 2) if HAS_FORK else (0,):
+            self.run_script(
+                workers,
+                """
+import threading
+import time
+
+class Slow(Numbers):
+    def __getitem__(self, i):
+        time.sleep(0.001)
+        return np.array(i)
+
+    def __len__(self):
+        return 1_000_000
+
+class FreedSlowly:
+    # Python frees this object while it exits. Daemon threads run meanwhile.
+    def __del__(self, sleep=time.sleep):
+        sleep(0.5)
+
+freed_slowly = FreedSlowly()
+started = threading.Event()
+
+def read():
+    for _ in batches:
+        started.set()
+    os._exit(1)  # The epoch has not ended.
+
+batches = iter(paddle.io.DataLoader(Slow(), num_workers=batches._num_workers))
+threading.Thread(target=read, daemon=True).start()
+started.wait()
+""",
+            )
+
+    @needs_fork
+    def test_exit_does_not_wait_for_persistent_workers_between_epochs(self):
+        self.run_script(
+            2,
+            f"""
+from paddle.io.dataloader import iterator_lifetime
+
+iterator_lifetime.MP_STATUS_CHECK_INTERVAL = {2 * WAIT_S}
+loader = paddle.io.DataLoader(
+    Numbers(), num_workers=2, persistent_workers=True
+)
+assert len([*loader]) == 100
+""",
+        )
+
     def test_the_thread_of_an_iterator_without_a_length_ends_at_exit(self):
         # Handlers run in the reverse order, so this one after Paddle's.
         check = """

@@ -13,8 +13,7 @@
 # limitations under the License.
 """
 Ends the reader thread and the worker processes of an iterator over a DataLoader
-when the iterator is dropped, and the thread of one without workers also when
-Python exits.
+when the iterator is dropped, and its reader thread also when Python exits.
 """
 
 from __future__ import annotations
@@ -47,6 +46,9 @@ _WAIT_S = 1.0
 # The iterators of the threads of this process, see `iterator_of_thread`. Not a
 # WeakSet, which cannot be iterated over while another thread adds to it.
 _thread_iterators: set[weakref.ref[Any]] = set()
+
+# Set when Python begins to exit.
+_exiting = threading.Event()
 
 
 @functools.lru_cache(None)
@@ -96,18 +98,29 @@ def enforce_same_process(iterator: Any) -> None:
         )
 
 
+def _end_daemon_thread_at_exit() -> None:
+    """
+    Ends the calling thread if it is a daemon and Python exits. Otherwise Python
+    would end it when it returns from the C++ reader, which aborts the process.
+    """
+    if _exiting.is_set() and threading.current_thread().daemon:
+        # threading catches it silently.
+        raise SystemExit
+
+
 def reads_batch(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """
     Decorates `__next__` of an iterator: it raises RuntimeError in a forked
     child, see `enforce_same_process`. Any exception but the end of an epoch
     ends the iterator: further calls raise StopIteration, because the C++ reader
     may not be read again, or the next batch would get the structure of a batch
-    that was lost, for example by Ctrl-C.
+    that was lost, for example by Ctrl-C. At exit, a daemon thread ends here.
     """
 
     @functools.wraps(next_batch)
     def wrapped(iterator: Any) -> Any:
         enforce_same_process(iterator)
+        _end_daemon_thread_at_exit()
         if iterator._ended:
             raise StopIteration
         try:
@@ -118,6 +131,8 @@ def reads_batch(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         except StopIteration:
             # Persistent workers may begin another epoch.
             iterator._ended = iterator._thread_done_event.is_set()
+            iterator._may_read = not iterator._ended
+            _end_daemon_thread_at_exit()
             raise
         except BaseException:
             end_after_error(iterator)
@@ -215,6 +230,7 @@ def join_workers(iterator: Any, timeout: float | None) -> None:
 
 
 def _end_reader_threads() -> None:
+    _exiting.set()
     iterators = [reference() for reference in list(_thread_iterators)]
     # Not by truth: the length of an iterator may be 0 or undefined.
     iterators = [i for i in iterators if i is not None]
@@ -225,7 +241,6 @@ def _end_reader_threads() -> None:
             # multiprocessing terminates the workers; the rest ends with the
             # process.
             _keep_forever(vars(iterator))
-    iterators = [i for i in iterators if not hasattr(i, "_workers")]
     # A thread that runs in C++ while Python or the process ends may crash it.
     for iterator in iterators:
         with contextlib.suppress(Exception):
@@ -233,7 +248,13 @@ def _end_reader_threads() -> None:
     deadline = time.monotonic() + MP_STATUS_CHECK_INTERVAL
     for iterator in iterators:
         end_reader_thread(iterator, max(0, deadline - time.monotonic()))
-        _drop_reader(iterator)
+        while not (iterator._may_read or iterator._ended):
+            # A daemon thread is reading it.
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.001)
+        if not hasattr(iterator, "_workers"):
+            _drop_reader(iterator)
 
 
 CleanupFuncRegistrar.register(_end_reader_threads)
