@@ -109,7 +109,7 @@ SANITIZERS = ("", "address", "thread")
 
 PYTEST = ("-m", "pytest", "-q")
 # For the tests of a Paddle.
-PADDLE_PYTEST = (*PYTEST, "-p", "tools.frozen_modules")
+PADDLE_PYTEST = (*PYTEST, "-p", "tools.gc_freeze")
 
 # The test command has a time goal, so pytest reports the slowest tests.
 SLOWEST = ("--durations=5", "--durations-min=5")
