@@ -37,7 +37,7 @@ from test_data_parallel_comm_hooks import continue_beside_an_endless_hook
 from test_data_parallel_devices import DeviceCases
 from test_data_parallel_join import JoinCases
 from test_data_parallel_reducer import CoreCases, ReducerCases
-from test_data_parallel_types import TypesCases
+from test_data_parallel_sparse_and_amp import SparseAndAmpCases
 from thread_device_base import device_lists
 
 import paddle
@@ -91,7 +91,7 @@ class TestReducerOnThreeThreads(ReducerCases, ThreadsCase):
     size = 3
 
 
-class TestTypes(TypesCases, ThreadsCase):
+class TestSparseAndAmp(SparseAndAmpCases, ThreadsCase):
     # Paddle's own end-of-backward hooks are process-wide: one thread's pass may
     # run the hook of another thread's unfinished pass.
     test_master_gradients_are_averages = None

@@ -78,15 +78,15 @@ PACKAGES = (
     "paddle.incubate.multiprocessing.",
 )
 LOADED = {
-    "paddle.base.threads.device_scope",
+    "paddle.base.threads.device_guards",
     "paddle.base.threads.devices",
     "paddle.base.threads.fork",
     "paddle.base.threads.host_context",
     "paddle.base.threads.main_thread",
     "paddle.base.threads.operator_device",
     "paddle.base.threads.programs",
+    "paddle.base.threads.stream_guards",
     "paddle.base.threads.stream_pool",
-    "paddle.base.threads.stream_scope",
     "paddle.base.threads.streams",
     "paddle.base.threads.thread_value",
     "paddle.base.threads.unique_names",

@@ -32,7 +32,7 @@ from thread_device_base import (
 
 import paddle
 from paddle.base import core
-from paddle.base.threads import devices, stream_scope, streams
+from paddle.base.threads import devices, stream_guards, streams
 from paddle.base.threads.thread_value import UNSET
 from paddle.device import Stream, default_stream, set_stream, stream_guard
 
@@ -157,7 +157,7 @@ class TestStreamOfAnotherDevice(StreamTestCase):
             get_cuda_current_device_id=lambda: set_devices[-1],
             set_cuda_current_device_id=set_devices.append,
         )
-        with mock.patch.object(stream_scope, "core", stand_in):
+        with mock.patch.object(stream_guards, "core", stand_in):
             with stream_guard(first):
                 self.assertEqual(set_devices, [7, 0])
                 with self.assertRaises(KeyError), stream_guard(second):
@@ -172,7 +172,7 @@ class TestStreamOfAnotherDevice(StreamTestCase):
             get_cuda_current_device_id=lambda: 0,
             set_cuda_current_device_id=mock.Mock(),
         )
-        with mock.patch.object(stream_scope, "core", stand_in):
+        with mock.patch.object(stream_guards, "core", stand_in):
             with stream_guard(stream):
                 self.assertEqual(
                     handle(paddle.device.current_stream()), handle(stream)
@@ -210,7 +210,7 @@ class TestStreamOfAnotherDevice(StreamTestCase):
     def test_failure_to_set_the_device_restores_the_stream(self):
         guard = stream_guard(Stream(self.second))
         with mock.patch.object(
-            stream_scope, "set_place", side_effect=MemoryError
+            stream_guards, "set_place", side_effect=MemoryError
         ):
             with self.assertRaises(MemoryError):
                 guard.__enter__()

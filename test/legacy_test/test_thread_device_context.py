@@ -31,7 +31,7 @@ from thread_device_base import (
 
 import paddle
 from paddle.base import framework
-from paddle.base.threads import device_scope
+from paddle.base.threads import device_guards
 from paddle.base.threads.devices import current_place
 from paddle.base.threads.thread_value import UNSET
 
@@ -256,7 +256,7 @@ class TestContexts(unittest.TestCase):
             generators.clear()
 
         def serve():
-            entered = device_scope._local.entered
+            entered = device_guards._local.entered
             still_open = items(paddle.device.device(self.other))
             next(still_open)
             for i in range(50):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from paddle.base import core
 
-from .device_scope import Guard
+from .device_guards import Guard
 from .streams import native
 from .thread_value import UNSET, ThreadValue
 

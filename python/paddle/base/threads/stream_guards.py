@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from paddle.base import core
 
-from . import device_scope, streams as streams_of_threads
+from . import device_guards, streams as streams_of_threads
 from .devices import current_place, set_place
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def enter(
     """
     several = isinstance(streams, (list, tuple))
     enter_streams = _enter_several if several else _enter_one
-    device_scope.push(guard, enter_streams(streams, set_stream))
+    device_guards.push(guard, enter_streams(streams, set_stream))
 
 
 def leave(guard: object) -> None:
@@ -137,4 +137,4 @@ def leave(guard: object) -> None:
     Raises:
         RuntimeError: the thread is not inside `guard`. Nothing changes.
     """
-    device_scope.pop(guard)()
+    device_guards.pop(guard)()

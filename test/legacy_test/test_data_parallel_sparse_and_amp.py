@@ -255,7 +255,7 @@ def descend(group, dtype, options) -> dict:
     }
 
 
-class TypesCases:
+class SparseAndAmpCases:
     def test_sparse_and_dense_gradients_train_equally(self):
         for options in (
             {},
@@ -326,7 +326,7 @@ class TypesCases:
                 self.assert_step_skipped_on_all(options)
 
 
-class TestOverGloo(TypesCases, RanksCase):
+class TestOverGloo(SparseAndAmpCases, RanksCase):
     def test_an_error_names_gradients_with_unexpected_sparsity(self):
         for error in self.errors(tie_weights):
             self.assertRegex(
@@ -341,20 +341,20 @@ class TestOverGloo(TypesCases, RanksCase):
 
 
 @has_shared_memory_groups
-class TestOverSharedMemory(TypesCases, RanksCase):
+class TestOverSharedMemory(SparseAndAmpCases, RanksCase):
     kind = "shm"
 
 
-class TestOverLateGroup(TypesCases, RanksCase):
+class TestOverLateGroup(SparseAndAmpCases, RanksCase):
     kind = "late"
 
 
-class TestThreeRanks(TypesCases, RanksCase):
+class TestThreeRanks(SparseAndAmpCases, RanksCase):
     size = 3
 
 
 @has_shared_memory_groups
-class TestThreeRanksOverSharedMemory(TypesCases, RanksCase):
+class TestThreeRanksOverSharedMemory(SparseAndAmpCases, RanksCase):
     size = 3
     kind = "shm"
 
