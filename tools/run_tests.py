@@ -127,8 +127,8 @@ CPU_ONLY = (
     "test/legacy_test/test_thread_op_device.py",
     "test/legacy_test/test_thread_stream.py",
     "test/legacy_test/test_thread_stream_process.py",
-    "test/legacy_test/test_thread_stream_to_static.py",
     "test/legacy_test/test_thread_stream_static.py",
+    "test/legacy_test/test_thread_stream_to_static.py",
 )
 
 
