@@ -980,7 +980,9 @@ class TestThreadsThatMixTheirRequests(OtherThread):
     def test_error_names_a_thread_that_has_ended(self):
         self.set_inputs(X, Y)
         in_thread(self.set_inputs, X, Y)
-        self.assert_refused("a thread that has ended", self.shared.run)
+        self.assert_refused(
+            ": a thread that has ended has overwritten", self.shared.run
+        )
 
     def test_thread_is_remembered_after_many_others_have_ended(self):
         self.set_inputs(X, Y)

@@ -85,7 +85,7 @@ struct Thread {
     const auto threading = py::module_::import("threading");
     for (const py::handle thread : threading.attr("enumerate")()) {
       if (py::int_(ident).equal(thread.attr("ident"))) {
-        return py::repr(thread.attr("name"));
+        return "thread " + std::string(py::repr(thread.attr("name")));
       }
     }
     return "a thread that has ended";
@@ -93,9 +93,8 @@ struct Thread {
 };
 
 [[noreturn]] void Fail(const std::string& method, const std::string& reason) {
-  throw std::runtime_error(method + "() failed on thread " +
-                           Thread::Current().name() + ": " + reason + ". " +
-                           kHowToFix);
+  throw std::runtime_error(method + "() failed on " + Thread::Current().name() +
+                           ": " + reason + ". " + kHowToFix);
 }
 
 // In a forked child, destroying contexts of the parent would wait for the work
@@ -332,7 +331,7 @@ class PredictorState {
         : of_(std::move(of)), me_(Thread::Current()) {
       if (of_->calls_ > 0 && of_->caller_ != me_) {
         Fail(method,
-             "thread " + of_->caller_.name() +
+             of_->caller_.name() +
                  " is in a call of this predictor, and only one thread at a "
                  "time may use a predictor");
       }
@@ -448,7 +447,7 @@ class PredictorState {
       if (of_->calls_ > 1 || mine == nullptr) return;
       if (mine->lost.count(name) > 0) {
         Fail(method,
-             "thread " + of_->last_runner_.name() +
+             of_->last_runner_.name() +
                  " has run this predictor since, which has overwritten output "
                  "'" +
                  name + "'");
@@ -459,7 +458,7 @@ class PredictorState {
           of_->last_run_for_.count(me_.id) == 0) {
         Fail(
             method,
-            "the outputs of this predictor belong to thread " +
+            "the outputs of this predictor belong to " +
                 of_->last_runner_.name() +
                 ", because this thread has not run the inputs that it has set");
       }
@@ -583,7 +582,7 @@ class PredictorState {
       if (request.overwritten.count(name) == 0) continue;
       names += (names.empty() ? "'" : ", '") + name + "'";
       const auto writer = writers_.find(name);
-      if (writer != writers_.end()) by = "thread " + writer->second.name();
+      if (writer != writers_.end()) by = writer->second.name();
     }
     Fail(method,
          by + " has overwritten " + names +
