@@ -50,6 +50,8 @@ constexpr int kWhole = 28;
 // A descriptor limit at which descriptors are short when segments of 16 dead
 // senders are attached.
 constexpr rlim_t kShort = 28;
+// The descriptors of dead senders that a process keeps open at that limit.
+constexpr int kFewOpen = 18;
 
 SharedRecords Records() { return SharedRecords(&Heap()); }
 
@@ -531,6 +533,24 @@ TEST_BOTH(SharedHeapSendersTest,
     Heap().Collect({});
     return Heap().Stats().attached == 0 && Files().empty();
   }));
+  senders.Finish();
+}
+
+TEST_BOTH(SharedHeapSendersTest, AProcessThatCollectsKeepsFewDescriptors) {
+  Senders senders(strategy);
+  Heap();
+  const Limited descriptors(RLIMIT_NOFILE, kShort);
+  const Possessions before = Possessions::Now();
+  std::vector<SharedBlock> blocks;
+  for (int i = 0; i < kMany; ++i) {
+    blocks.push_back(ReceiveFrom(&senders, kSmall, i));
+    senders.Kill();
+    Heap().Collect({});
+    Heap().CollectDead();
+    EXPECT_LE(Possessions::Now().descriptors, before.descriptors + kFewOpen);
+  }
+  for (int i = 0; i < kMany; ++i) EXPECT_TRUE(HasContent(blocks[i], i));
+  for (const SharedBlock& block : blocks) Heap().Release(block);
   senders.Finish();
 }
 

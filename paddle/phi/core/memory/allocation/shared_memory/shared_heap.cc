@@ -430,7 +430,7 @@ SharedHeap::Attached* SharedHeap::Attach(const SharedMessage& message) {
   if (tree_) tree_->EnsureLocked();
   // Checking all segments each time would take quadratic time.
   size_t others = segments_.size() - owned_.size();
-  if (others >= 2 * scanned_ + kFewSegments) SaveDescriptors();
+  if (others >= 2 * saved_ + kFewSegments) SaveDescriptors();
   try {
     return AddSegment(SharedSegment::Open(message.id));
   } catch (const SharedSlotsInUseError&) {
@@ -646,13 +646,14 @@ bool SharedHeap::IsShortOfDescriptors() const {
 void SharedHeap::SaveDescriptors() {
   CollectOthers(0, DescriptorSaving::kClose);
   if (IsShortOfDescriptors()) CollectOthers(0, DescriptorSaving::kDetach);
+  saved_ = segments_.size() - owned_.size();
 }
 
 void SharedHeap::CollectOthers(uint64_t deadline, DescriptorSaving saving) {
   for (auto it = segments_.begin(); it != segments_.end();) {
     it = CollectOther(it, deadline, saving);
   }
-  scanned_ = segments_.size() - owned_.size();
+  saved_ = std::min(saved_, segments_.size() - owned_.size());
 }
 
 SharedHeap::Segments::iterator SharedHeap::CollectOther(
@@ -838,7 +839,7 @@ void SharedHeap::ChildAfterFork() {
   owned_.clear();
   due_callbacks_.clear();
   deferred_.clear();
-  scanned_ = 0;
+  saved_ = 0;
   pending_ = 0;
   if (tree_) tree_->ChildAfterFork();
   // If both processes continued from the same nonce, they would issue equal

@@ -404,7 +404,9 @@ class SharedHeap {
   std::map<const char*, Holdings*> by_address_;
   std::vector<Attached*> owned_;
   SharedIdleRuns idle_runs_;     // of owned segments
-  size_t scanned_{0};            // attached segments at the last CollectOthers
+  // The attached segments of other owners after the last SaveDescriptors, less
+  // those that a later CollectOthers has removed.
+  size_t saved_{0};
   std::set<uint64_t> deferred_;  // ids, see CollectDeferred
   uint64_t deferred_since_{0};
   // Callbacks of freed records, see Locked.
