@@ -54,7 +54,7 @@ def fail(kind):
 class CannotBeLoaded:
     """Raises `kind` when it is unpickled, as attaching a tensor may do."""
 
-    def __init__(self, kind: type[Exception]):
+    def __init__(self, kind: type[BaseException]):
         self._kind = kind
 
     def __reduce__(self):
@@ -119,6 +119,16 @@ class TestMessages(unittest.TestCase):
             with self.subTest(kind):
                 with self.assertRaisesRegex(kind, "cannot be loaded here"):
                     self.mapped(echo, [CannotBeLoaded(kind)] * 3)
+                self.assert_goes_on()
+
+    def test_exit_while_a_message_is_loaded_fails_only_its_job(self):
+        for function, value in (
+            (cannot_be_loaded, SystemExit),
+            (echo, CannotBeLoaded(SystemExit)),
+        ):
+            with self.subTest(function):
+                with self.assertRaisesRegex(RuntimeError, "raised SystemExit"):
+                    self.mapped(function, [value])
                 self.assert_goes_on()
 
     def test_workers_end_at_sigterm_without_paddles_handler(self):

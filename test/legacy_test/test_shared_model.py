@@ -565,6 +565,15 @@ class TestChangesOfASharedTensor(unittest.TestCase):
                 self.assertEqual(change(theirs).is_shared(), in_place)
                 self.assertEqual(mine.tolist() != before, in_place)
 
+    def test_cast_to_a_smaller_type_overwrites_the_shared_memory(self):
+        # The guide warns of it. Paddle reuses the memory for the new type.
+        mine = paddle.ones([2]).cpu().share_memory_()
+        theirs = ForkingPickler.loads(ForkingPickler.dumps(mine))
+        theirs.cast_("float16")
+        self.assertTrue(theirs.is_shared())
+        halves = mine.numpy().view("float16").tolist()
+        self.assertEqual(halves[:2], [1.0, 1.0])
+
     def test_augmented_assignment_only_rebinds_the_name(self):
         # Paddle has no __iadd__, so Python creates a new tensor.
         x = paddle.ones([2, 3])

@@ -91,6 +91,10 @@ class _Queue(queues.SimpleQueue):
             rest = ForkingPickler.loads(memoryview(content)[_HEADER.size :])
         except Exception as error:
             rest = self._replacement_for(error)
+        except (SystemExit, GeneratorExit) as error:
+            # They would end the thread of the pool that takes results.
+            raised = RuntimeError(f"Unpickling the message raised {error!r}.")
+            rest = self._replacement_for(raised)
         return (job, index, *rest)
 
     def _replacement_for(self, error: Exception) -> tuple:
