@@ -120,11 +120,14 @@ def reads_batch(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(next_batch)
     def wrapped(iterator: Any) -> Any:
         enforce_same_process(iterator)
-        _end_daemon_thread_at_exit()
         if iterator._ended:
+            _end_daemon_thread_at_exit()
             raise StopIteration
         try:
             iterator._may_read = False
+            # After this assignment: the exit first sets _exiting, and then
+            # waits for threads that read.
+            _end_daemon_thread_at_exit()
             batch = next_batch(iterator)
             iterator._may_read = True
             return batch
