@@ -262,6 +262,151 @@ class TestFuture(StopTestCase):
             wait_for_result(cancelled)
 
 
+class TestJoin(StopTestCase):
+    def in_worker(self, function):
+        """Returns the result or the error of `function` in a new worker."""
+        results = []
+
+        def target():
+            try:
+                results.append(function())
+            except Exception as error:
+                results.append(error)
+
+        worker = WorkerThread(target)
+        worker.start()
+        end(worker)
+        return results[0]
+
+    def test_a_worker_that_waits_for_another_worker_ends(self):
+        with WorkerThread(InterruptibleEvent().wait) as other:
+            self.check(other.join)
+            self.check(lambda: other.join(WAIT_S))
+            self.check_group(other.join)
+            self.assertTrue(other.is_alive())
+            self.assertFalse(other.should_stop())
+
+    def test_a_worker_that_waits_for_a_group_ends(self):
+        event = InterruptibleEvent()
+        group = start_threads(lambda _: event.wait(), nthreads=2, join=False)
+        self.check(group.join)
+        self.check(lambda: group.join(WAIT_S))
+        self.check_group(group.join)
+        self.assertFalse(group.join(0))
+        event.set()
+        self.assertTrue(group.join(WAIT_S))
+
+    def test_an_error_ends_the_groups_that_the_threads_have_started(self):
+        inner = threading.Barrier(3)
+
+        def wait(rank):
+            inner.wait(WAIT_S)
+            InterruptibleEvent().wait()
+
+        def fail_or_start(rank):
+            if rank == 1:
+                start_threads(wait, nthreads=2)
+            inner.wait(WAIT_S)
+            raise DeliberateError
+
+        with self.assertRaises(DeliberateError):
+            start_threads(fail_or_start, nthreads=2)
+        wait_until_threads_end(self.before)
+
+    def test_cleanup_of_a_stopped_worker_can_stop_and_join_others(self):
+        gate, log = threading.Event(), []
+
+        def end_slowly():
+            try:
+                InterruptibleEvent().wait()
+            finally:
+                gate.wait(WAIT_S)
+                log.append("the other worker ended")
+
+        def target():
+            other = WorkerThread(end_slowly)
+            other.start()
+            group = start_threads(
+                lambda rank: end_slowly(), nthreads=1, join=False
+            )
+            try:
+                InterruptibleEvent().wait()
+            finally:
+                other.stop()
+                group.stop()
+                gate.set()
+                other.join()
+                group.join()
+                log.append("the worker ended")
+
+        worker = WorkerThread(target)
+        worker.start()
+        wait_until(lambda: worker._wake, "it waits")
+        worker.stop()
+        end(worker)
+        self.assertEqual(log, ["the other worker ended"] * 2 + log[2:])
+        self.assertEqual(log[2:], ["the worker ended"])
+
+    def test_a_stopped_worker_that_leaves_a_context_joins_its_worker(self):
+        ended = []
+
+        def note_end():
+            time.sleep(0.01)
+            ended.append(True)
+
+        def target():
+            with WorkerThread(note_end):
+                threading.current_thread().stop()
+            ended.append("joined")
+
+        worker = WorkerThread(target)
+        worker.start()
+        end(worker)
+        self.assertEqual(ended, [True, "joined"])
+
+    def test_a_worker_that_joins_gets_the_error_of_the_other(self):
+        def fail():
+            raise DeliberateError("of the other")
+
+        other = WorkerThread(fail)
+        other.start()
+        error = self.in_worker(other.join)
+        self.assertIsInstance(error, DeliberateError)
+        with self.assertRaises(DeliberateError):
+            other.join()
+
+    def test_a_worker_that_joins_waits_until_the_timeout(self):
+        with WorkerThread(InterruptibleEvent().wait) as other:
+            for timeout in (-1, 0, 0.01):
+                result = self.in_worker(lambda: other.join(timeout))  # noqa: B023
+                self.assertIsNone(result)
+            self.assertTrue(other.is_alive())
+
+    def test_a_worker_cannot_join_itself_or_one_that_did_not_start(self):
+        for name, join in (
+            ("current thread", lambda: threading.current_thread().join()),
+            ("before it is started", WorkerThread(print).join),
+        ):
+            error = self.in_worker(join)
+            self.assertIsInstance(error, RuntimeError)
+            self.assertIn(name, str(error))
+
+    def test_a_worker_joins_one_of_a_class_with_its_own_run(self):
+        class Own(WorkerThread):
+            def run(self):
+                began.wait(WAIT_S)
+
+        began = threading.Event()
+        own = Own(print)
+        own.start()
+        joins = WorkerThread(own.join)
+        joins.start()
+        wait_until(lambda: joins._wake, "it waits")
+        began.set()
+        end(joins)
+        self.assertFalse(own.is_alive())
+
+
 class Reading:
     """
     An iterator that workers read from, and the items they took.

@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -78,6 +77,8 @@ class ThreadGroup:
         """Waits until all threads have ended.
 
         When one fails, the others are asked to stop, and this waits for them.
+        A :class:`WorkerThread` that is asked to stop ends in this call, unless
+        the threads that it waits for were asked to stop before the call.
 
         Args:
             timeout (float|None, optional): the longest time to wait, in
@@ -113,7 +114,7 @@ class ThreadGroup:
             thread._enforce_same_process()
             if deadline is not None:
                 remaining = max(0, deadline - time.monotonic())
-            threading.Thread.join(thread, remaining)
+            thread._wait_until_ended(remaining)
             if thread.is_alive():
                 return False
         if self._failed:
@@ -144,8 +145,9 @@ def start_threads(
         nthreads (int, optional): the number of threads; 0 starts none. Default:
             1.
         join (bool, optional): whether to wait until all threads have ended, see
-            :meth:`ThreadGroup.join`. Interrupting the wait asks the threads to
-            stop. Default: True.
+            :meth:`ThreadGroup.join`. If an exception ends the wait, or the
+            calling worker is stopped, the threads are asked to stop. Default:
+            True.
         daemon (bool, optional): whether Python may exit before the threads end.
             Default: False.
         devices (str|Sequence[str]|None, optional): the device of each thread. A

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import operator
 import os
 import sys
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
 __all__ = []
 
 _WAIT_AT_EXIT_S = 5
+
+# How often a worker that joins another one checks whether it has ended: the end
+# of a worker wakes it, but a subclass may have its own `run`.
+_JOIN_CHECK_S = 1.0
 
 
 class Waiters:
@@ -202,6 +207,7 @@ class WorkerThread(threading.Thread):
     :class:`BatchSource`, or an item of a :class:`Prefetcher`; ``get`` and
     ``put`` of a :class:`BlockingQueue`; ``wait`` of an
     :class:`InterruptibleEvent`; ``acquire`` of an :class:`InterruptibleLock`;
+    :meth:`join` of a worker that was not asked to stop, or of a group of them;
     :func:`wait_for_result`; :func:`wait_for_key`. Other calls are not
     interrupted.
 
@@ -291,6 +297,8 @@ class WorkerThread(threading.Thread):
         self._in_state: Callable[[Callable[[], None]], None] | None = None
         self._stop_requested = False
         self._wake: Callable[[], object] | None = None
+        self._has_ended = False
+        self._joining = Waiters()
 
     @property
     def seed(self) -> int | None:
@@ -334,6 +342,8 @@ class WorkerThread(threading.Thread):
             _failed.add(self)
         finally:
             self._in_state = None
+            self._has_ended = True
+            self._joining.notify_all()
 
     def should_stop(self) -> bool:
         """Returns whether the thread was asked to stop.
@@ -354,6 +364,10 @@ class WorkerThread(threading.Thread):
     def join(self, timeout: float | None = None) -> None:
         """Waits until the thread has ended.
 
+        A worker that is asked to stop ends in this call, unless this thread was
+        asked to stop before the call. So the code that cleans up after a worker
+        can stop other workers and wait for them.
+
         Args:
             timeout (float|None, optional): the longest time to wait, in
                 seconds; ``is_alive`` then returns whether the thread still
@@ -368,7 +382,7 @@ class WorkerThread(threading.Thread):
                 was started before this process was forked.
         """
         self._enforce_same_process()
-        super().join(timeout)
+        self._wait_until_ended(timeout)
         if self._error is not None:
             self._is_error_known = True
             # Without the frames of earlier calls of join().
@@ -415,6 +429,25 @@ class WorkerThread(threading.Thread):
                 f"does not exist in this forked process ({os.getpid()}). Start "
                 "a new one."
             )
+
+    def _wait_until_ended(self, timeout: float | None) -> None:
+        """Does the same as `Thread.join`, but also ends the calling thread if
+        it is a worker that is asked to stop, and this thread is not."""
+        caller = threading.current_thread()
+        if isinstance(caller, WorkerThread) and not self._stop_requested:
+            # Raises an error if the wait below would never end.
+            super().join(0)
+            end = math.inf if timeout is None else time.monotonic() + timeout
+            while not caller._wait_for(
+                self._joining,
+                lambda: self._has_ended or not self.is_alive(),
+                min(end - time.monotonic(), _JOIN_CHECK_S),
+            ):
+                if time.monotonic() >= end:
+                    break
+            if timeout is not None:
+                timeout = max(0, end - time.monotonic())
+        super().join(timeout)
 
     def _wait_for(
         self,
