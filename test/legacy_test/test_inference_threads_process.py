@@ -308,6 +308,86 @@ entered.wait()
 """
 )
 
+# The handlers of atexit are called in the reverse order of their registration:
+# `end` when Paddle has dropped its kernels, and `before_end` before that, but
+# after the handler that the first predictor registers.
+EXIT_IN_HANDLERS = (
+    """
+import atexit
+import os
+import sys
+import threading
+import traceback
+
+def or_exit(step):
+    def call_step():
+        try:
+            step()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return call_step
+
+def end():
+    # Until the other thread has returned, or waits, this one does not run.
+    sys.setswitchinterval(1000)
+    end_began.set()
+    call_began.wait()
+    assert not returned, returned
+
+atexit.register(or_exit(end))
+"""
+    + FORK
+    + """
+end_began, call_began = threading.Event(), threading.Event()
+small = np.ones([1, 3, 4, 4], "float32")
+returned = []
+
+def in_daemon_thread(step):
+    thread = threading.Thread(target=or_exit(step), daemon=True)
+    thread.start()
+    return thread
+
+def check(new):
+    np.testing.assert_array_equal(call(new, small), expected)
+
+def check_everywhere():
+    check(predictors[0])
+    in_daemon_thread(lambda: check(predictors[1])).join()
+
+def before_end():
+    check_everywhere()
+    pid = os.fork()
+    if pid == 0:
+        or_exit(check_everywhere)()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+atexit.register(or_exit(before_end))
+predictors = [create_predictor(config()) for _ in range(3)]
+pool = PredictorPool(config(), 1)
+expected = call(predictors[0], small)
+for each in predictors:
+    check(each)
+step = {
+    "run": lambda: call(predictors[2], small),
+    "pool": lambda: pool.predict([small]),
+    "clone": lambda: predictors[2].clone(),
+    "make": lambda: create_predictor(config()),
+}[sys.argv[2]]
+
+def call_at_end():
+    end_began.wait()
+    call_began.set()
+    try:
+        step()
+    finally:
+        returned.append(sys.exc_info())
+
+in_daemon_thread(call_at_end)
+"""
+)
+
 # Every way to create a process's first predictor. It may load the replaced
 # methods of predictors.
 FIRST_PREDICTOR = (
@@ -427,6 +507,13 @@ class TestForkAndExit(PredictorTestCase):
         for what in ("run", "make"):
             with self.subTest(what=what):
                 self.run_script(EXIT, what, onednn=True)
+
+    def test_calls_at_exit_work_until_paddle_drops_its_kernels(self):
+        # After that, a call of a daemon thread never returns, without an error.
+        for program in (IMAGE + ".json", IMAGE_LEGACY + ".pdmodel"):
+            for what in ("run", "pool", "clone", "make"):
+                with self.subTest(program=program, what=what):
+                    self.run_script(EXIT_IN_HANDLERS, what, program=program)
 
     def test_exit_while_a_hook_waits(self):
         self.run_script(EXIT_IN_HOOK)

@@ -41,6 +41,7 @@
 #include "paddle/phi/common/bfloat16.h"
 #include "paddle/phi/common/float16.h"
 #include "paddle/phi/core/device_context.h"
+#include "paddle/phi/core/kernel_factory.h"
 #include "paddle/utils/pybind.h"
 #include "pybind11/functional.h"
 #include "pybind11/numpy.h"
@@ -1258,8 +1259,13 @@ void BindPredictorThreads(py::module* core, py::module* module) {
         py::arg("after_in_child") =
             py::cpp_function(&WorkWithoutGil::ContinueInChild));
   }
-  py::module_::import("atexit").attr("register")(
-      py::cpp_function(&WorkWithoutGil::FinishAtExit));
+  py::module_::import("atexit").attr("register")(py::cpp_function([] {
+    // Paddle's exit handler that drops all kernels was registered before this
+    // one, so it runs later. The handlers in between may wait for threads that
+    // work: WorkerThread, for example, waits for the threads that it stops.
+    WorkWithoutGil::FinishAtExit(
+        [] { return phi::KernelFactory::Instance().kernels().empty(); });
+  }));
 }
 
 }  // namespace pybind

@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <utility>
 
 namespace paddle {
@@ -32,7 +33,17 @@ struct AllWork {
   std::condition_variable changed;
   std::set<const WorkWithoutGil*> in_progress;
   int pauses = 0;
-  bool exiting = false;
+  // Set when the interpreter has begun to exit: the thread that runs the exit
+  // handlers, and whether other threads may no longer work.
+  std::thread::id exiting_thread;
+  bool (*is_over)() = nullptr;
+
+  bool exiting() const { return is_over != nullptr; }
+  // Requires: the GIL.
+  bool IsOverForThisThread() const {
+    return exiting() && std::this_thread::get_id() != exiting_thread &&
+           is_over();
+  }
 };
 
 // Never destroyed, because threads may use it while the process exits.
@@ -41,14 +52,27 @@ AllWork* all_work = std::make_unique<AllWork>().release();
 // Whether the calling thread has paused all work.
 thread_local bool has_paused = false;
 
+// Stops the calling thread if it may no longer work. Raising an error instead
+// would make each daemon thread that still works print it.
+void StopIfOver() {
+  {
+    const std::lock_guard<std::mutex> lock(all_work->mutex);
+    if (!all_work->IsOverForThisThread()) return;
+  }
+  // The exiting thread never waits for this one: its work has not begun.
+  PyEval_SaveThread();
+  while (true) std::this_thread::sleep_for(std::chrono::hours(1));
+}
+
 }  // namespace
 
 WorkWithoutGil::WorkWithoutGil()
     : thread_(PyThreadState_Get()),
       python_calls_(thread_->gilstate_counter),
       keeps_gil_([this] {
+        StopIfOver();
         const std::lock_guard<std::mutex> lock(all_work->mutex);
-        const bool keeps = all_work->exiting || all_work->pauses > 0;
+        const bool keeps = all_work->exiting() || all_work->pauses > 0;
         if (!keeps) all_work->in_progress.insert(this);
         return keeps;
       }()) {
@@ -110,10 +134,11 @@ void WorkWithoutGil::ContinueInChild() {
   has_paused = false;
 }
 
-void WorkWithoutGil::FinishAtExit() {
+void WorkWithoutGil::FinishAtExit(bool (*is_over)()) {
   {
     const std::lock_guard<std::mutex> lock(all_work->mutex);
-    all_work->exiting = true;
+    all_work->exiting_thread = std::this_thread::get_id();
+    all_work->is_over = is_over;
   }
   all_work->changed.notify_all();
   WaitForOthers();

@@ -35,7 +35,8 @@ class WorkWithoutGil {
  public:
   // Calls `function` without the GIL. Keeps the GIL, however, while a thread
   // forks and after the interpreter has begun to exit. Rethrows exceptions of
-  // `function`, with the GIL held.
+  // `function`, with the GIL held. May never return at exit: see
+  // `FinishAtExit`.
   //
   // Thread-safe. Requires: the GIL; `function` acquires it to call Python.
   template <typename Function>
@@ -80,9 +81,14 @@ class WorkWithoutGil {
   static void ContinueInParent();
   static void ContinueInChild();
 
-  // Waits like `PauseForFork`. After that, all work keeps the GIL.
-  // Requires: the GIL.
-  static void FinishAtExit();
+  // Waits like `PauseForFork`. After that, all work keeps the GIL. Once
+  // `is_over` returns true, work on other threads than the calling one never
+  // begins: those threads release the GIL and stop for ever, as CPython's
+  // daemon threads do at the end of the exit. They keep what they hold, such as
+  // a predictor. So later exit handlers must not wait for that.
+  //
+  // Requires: the GIL. `is_over` is called with the GIL and calls no Python.
+  static void FinishAtExit(bool (*is_over)());
 
   WorkWithoutGil(const WorkWithoutGil&) = delete;
   WorkWithoutGil& operator=(const WorkWithoutGil&) = delete;

@@ -121,6 +121,50 @@ TEST(WorkWithoutGilTest, ASecondPauseOfTheThreadHasNoEffect) {
   }});
 }
 
+// Whether the kernels of a Paddle that exits are gone, and how often that was
+// asked. Protected by the GIL.
+bool is_over = false;
+int asked = 0;
+
+TEST(WorkWithoutGilTest, AtExitOnlyTheExitingThreadWorksOnceAllIsOver) {
+  // Of threads that never end.
+  static int began = 0;
+  const auto work_in_other_thread = [] {
+    std::thread([] {
+      const Gil gil;
+      WorkWithoutGil::Run([] { ++began; });
+    }).detach();
+  };
+  const auto wait_until = [](const int& count, int value) {
+    while (count < value) {
+      WorkWithoutGil::Wait([] {
+        std::this_thread::yield();
+        return 0;
+      });
+    }
+  };
+  InThreads({[&] {
+    WorkWithoutGil::FinishAtExit([] {
+      ++asked;
+      return is_over;
+    });
+    work_in_other_thread();
+    wait_until(began, 1);
+    is_over = true;
+    const int asked_before = asked;
+    work_in_other_thread();
+    // The other thread has the GIL from this question until it stops.
+    wait_until(asked, asked_before + 1);
+    EXPECT_EQ(began, 1);
+    bool works = false;
+    WorkWithoutGil::Run([&] { works = true; });
+    EXPECT_TRUE(works);
+    // The next tests are not in an exiting process.
+    WorkWithoutGil::ContinueInChild();
+    WorkWithoutGil::Run([] { EXPECT_EQ(PyGILState_Check(), 0); });
+  }});
+}
+
 TEST(WorkWithoutGilTest, NoOtherThreadWorksBetweenPauseAndContinue) {
   // The work in progress per thread, and the number of unfinished threads.
   std::array<int, kThreads> works{};
