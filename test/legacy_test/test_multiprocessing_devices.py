@@ -74,6 +74,13 @@ class TestForkedDevices(DevicesTestCase):
             [(f"{KIND}:1", f"Place({KIND}:1)"), ("cpu", "Place(cpu)")],
         )
 
+    @needs_devices
+    def test_device_names_may_have_upper_case_and_spaces(self):
+        self.assertEqual(
+            self.devices(2, [f" {KIND.upper()}:1", "CPU "]),
+            [(f"{KIND}:1", f"Place({KIND}:1)"), ("cpu", "Place(cpu)")],
+        )
+
     def test_cpu_is_the_device_of_all_ranks(self):
         self.assertEqual(self.devices(2, "cpu"), [("cpu", "Place(cpu)")] * 2)
 
@@ -101,7 +108,9 @@ class TestForkedDevices(DevicesTestCase):
 
     def test_device_type_that_does_not_exist(self):
         for devices in ("tpu", ["tpu:0"]):
-            with self.assertRaisesRegex(ValueError, "one of .*'cpu'.*'tpu'"):
+            with self.assertRaisesRegex(
+                ValueError, "one of .*'cpu'.* received 'tpu(:0)?'"
+            ):
                 self.devices(1, devices)
 
     def test_missing_device_type_error_says_what_to_install(self):

@@ -235,6 +235,13 @@ class TestDeviceNames(unittest.TestCase):
         self.assertEqual(parse("gpu"), ("gpu", None))
         self.assertEqual(parse("gpu:12"), ("gpu", 12))
 
+    def test_case_and_spaces_around_a_name_do_not_matter(self):
+        for name in device_names():
+            for spelling in (name.upper(), f" {name} "):
+                place = place_of(name_of(spelling))
+                self.assertEqual(name_of(place), name)
+        self.assertEqual(parse(" CUDA: 1 "), ("gpu", 1))
+
     def test_invalid_device_name_is_refused(self):
         for wrong in ("", "gpu:", "gpu:x", "7", ":0"):
             with self.assertRaisesRegex(ValueError, f"received {wrong!r}"):

@@ -268,6 +268,24 @@ class Devices(unittest.TestCase):
             self.on(*self.devices[:-1]),
         )
 
+    def test_devices_may_be_places_and_names_in_any_spelling(self):
+        device = self.devices[-1]
+        place = paddle.device._convert_to_place(device)
+        spellings = (device.upper(), f" {device} ", place)
+        self.assertEqual(
+            self.places(nthreads=3, devices=spellings), self.on(*[device] * 3)
+        )
+        with paddle.device.device(device):
+            of_tensor = paddle.zeros([1]).place
+        self.assertEqual(
+            self.places(nthreads=1, devices=[of_tensor]), self.on(device)
+        )
+        kind = self.devices[0].split(":")[0]
+        self.assertEqual(
+            self.places(nthreads=1, devices=f" {kind.upper()} "),
+            self.on(self.devices[0]),
+        )
+
     def test_the_device_of_the_caller_is_the_default_and_stays(self):
         self.assertEqual(self.places(nthreads=1), self.on(self.devices[0]))
         self.places(nthreads=1, devices=[self.devices[-1]])
@@ -277,7 +295,8 @@ class Devices(unittest.TestCase):
         for devices, message in (
             (["cpu"], "device per rank, but received 1 devices for 2 ranks"),
             (["cpu", "cpu:1"], "'cpu:1' has an index"),
-            (["cpu", "tpu:0"], "must be one of .*'tpu'"),
+            (["cpu", "TPU:0"], "must be one of .* received 'TPU:0'"),
+            ("cpu:1", r"a type .* received 'cpu:1'. Pass \['cpu:1'\] \* 2"),
             (["cpu", 1.5], "received 1.5. The devices of this process are cpu"),
             (7, "`devices` must be None"),
         ):

@@ -26,21 +26,32 @@ if TYPE_CHECKING:
     from paddle._typing import PlaceLike
 
 
+_ALIASES = {"cuda": "gpu", "dcu": "gpu"}
+
+
 def parse(name: str) -> tuple[str, int | None]:
     """
     Returns the type and the index of a device name. The index is None without a
     number after the colon.
+
+    As in other device names of Paddle, the case and spaces around the name do
+    not matter, and 'cuda' and 'dcu' mean 'gpu'.
     """
-    kind, _, number = name.partition(":")
+    kind, _, number = name.strip().partition(":")
+    if kind not in device_counts():
+        kind = kind.lower()
+        kind = _ALIASES.get(kind, kind)
+    number = number.strip()
     return kind, int(number) if number.isdecimal() else None
 
 
 def name_of(device: PlaceLike) -> str:
-    """Returns the name by which `place_of` finds a device."""
-    name = str(device)
+    """Returns the name by which `place_of` finds a device, maybe in another
+    process."""
+    name = str(device).strip()
     if name.startswith("Place("):
         name = name[len("Place(") : -1]
-    if not re.fullmatch(r"[A-Za-z]\w*(:\d+)?", name):
+    if not re.fullmatch(r"[A-Za-z]\w*(: *\d+)?", name):
         raise ValueError(
             "The device must be a Place or a name like 'cpu' or 'gpu:0', but "
             f"received {device!r}."
@@ -55,7 +66,7 @@ def place_of(device: str) -> core.Place:
         RuntimeError: this process has no such device.
     """
     kind, index = parse(device)
-    counted_as = "gpu" if kind in ("cuda", "gpu_pinned") else kind
+    counted_as = "gpu" if kind == "gpu_pinned" else kind
     there = 1 if kind == "cpu" else device_counts().get(counted_as, 0)
     if (index or 0) >= there:
         raise RuntimeError(
@@ -68,4 +79,6 @@ def place_of(device: str) -> core.Place:
         return core.CPUPlace()
     if kind == "gpu_pinned":
         return core.CUDAPinnedPlace()
-    return paddle.device._convert_to_place(device)
+    return paddle.device._convert_to_place(
+        kind if index is None else f"{kind}:{index}"
+    )

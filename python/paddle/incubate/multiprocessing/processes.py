@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
+    from paddle._typing import PlaceLike
+
 # The sentinel is signalled late if a grandchild holds its pipe open.
 _POLL_S = 1.0
 # The sentinel is signalled slightly before the exit code is available.
@@ -273,7 +275,7 @@ def spawn(
     join: bool = True,
     daemon: bool = False,
     start_method: str = "spawn",
-    devices: str | Sequence[str] | None = None,
+    devices: str | Sequence[PlaceLike] | None = None,
 ) -> ProcessContext | None:
     """Runs a function in several new processes, each with its rank.
 
@@ -289,8 +291,8 @@ def spawn(
         daemon (bool, optional): see :func:`start_processes`. Default: False.
         start_method (str, optional): must be ``'spawn'``; for other methods,
             call :func:`start_processes`. Default: ``'spawn'``.
-        devices (str|Sequence[str]|None, optional): see :func:`start_processes`.
-            Default: None.
+        devices (str|Sequence[str|Place]|None, optional): see
+            :func:`start_processes`. Default: None.
 
     Returns:
         ProcessContext|None: None if ``join`` is True.
@@ -327,7 +329,7 @@ def start_processes(
     join: bool = True,
     daemon: bool = False,
     start_method: str = "spawn",
-    devices: str | Sequence[str] | None = None,
+    devices: str | Sequence[PlaceLike] | None = None,
 ) -> ProcessContext | None:
     """Runs a function in several new processes, each with its rank.
 
@@ -351,10 +353,11 @@ def start_processes(
             processes. Default: False.
         start_method (str, optional): ``'spawn'``, ``'fork'`` or
             ``'forkserver'``, see ``multiprocessing``. Default: ``'spawn'``.
-        devices (str|Sequence[str]|None, optional): the device of each process.
-            A type such as ``'gpu'`` stands for ``f'gpu:{rank}'``, ``'cpu'`` for
-            the CPU; a sequence names one device per process. Default: None, the
-            default device, or with ``'fork'`` the calling thread's device.
+        devices (str|Sequence[str|Place]|None, optional): the device of each
+            process. A type such as ``'gpu'`` stands for ``f'gpu:{rank}'``,
+            ``'cpu'`` for the CPU; a sequence has the name or the place of one
+            device per process. Default: None, the default device, or with
+            ``'fork'`` the calling thread's device.
 
     Returns:
         ProcessContext|None: the context that joins the processes; None if

@@ -21,15 +21,19 @@ import numbers
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Callable
+from typing import TYPE_CHECKING, Callable
 
+from paddle.base import core
 from paddle.base.device_counts import (
     device_counts,
     device_names,
 )
 
 from .argument_checks import check_count
-from .device_names import parse
+from .device_names import name_of, parse
+
+if TYPE_CHECKING:
+    from paddle._typing import PlaceLike
 
 _INSTALL_HINTS = {
     "gpu": "This Paddle was built without CUDA: install paddlepaddle-gpu.",
@@ -86,9 +90,10 @@ def check_seconds(name: str, seconds: float | None) -> None:
 
 
 def devices_of_ranks(
-    devices: str | Sequence[str] | None, world_size: int
+    devices: str | Sequence[PlaceLike] | None, world_size: int
 ) -> list[str] | list[None]:
-    """Returns the device of each rank, after checking that it exists."""
+    """Returns the name of the device of each rank, after checking that it
+    exists."""
     if devices is None:
         return [None] * world_size
     if isinstance(devices, str):
@@ -96,17 +101,14 @@ def devices_of_ranks(
     if not isinstance(devices, Sequence):
         raise TypeError(
             "`devices` must be None, the name of a type or a sequence of "
-            f"names, but received {devices!r}."
+            f"names or places, but received {devices!r}."
         )
-    names = list(devices)
-    if len(names) != world_size:
+    if len(devices) != world_size:
         raise ValueError(
             "`devices` must name one device per rank, but received "
-            f"{len(names)} devices for {world_size} ranks."
+            f"{len(devices)} devices for {world_size} ranks."
         )
-    for name in names:
-        _check_device(name)
-    return names
+    return [_name_of_device(device) for device in devices]
 
 
 def check_fork(names: list[str] | list[None]) -> None:
@@ -120,10 +122,17 @@ def check_fork(names: list[str] | list[None]) -> None:
         )
 
 
-def _names_of_type(kind: str, world_size: int) -> list[str]:
+def _names_of_type(device_type: str, world_size: int) -> list[str]:
+    if ":" in device_type:
+        raise ValueError(
+            "`devices` must be a type such as 'cpu' or 'gpu', or a sequence of "
+            f"one device per rank, but received {device_type!r}. Pass "
+            f"{[device_type]} * {world_size} to use one device for all ranks."
+        )
+    kind, _ = parse(device_type)
     if kind == "cpu":
         return ["cpu"] * world_size
-    count = _device_count(kind)
+    count = _device_count(kind, device_type)
     if count < world_size:
         raise ValueError(
             f"There must be one device of type {kind!r} per rank, but there "
@@ -132,35 +141,38 @@ def _names_of_type(kind: str, world_size: int) -> list[str]:
     return [f"{kind}:{rank}" for rank in range(world_size)]
 
 
-def _check_device(name: str) -> None:
-    if not isinstance(name, str):
+def _name_of_device(device: PlaceLike) -> str:
+    if not isinstance(device, (str, core.Place)):
         raise TypeError(
-            "`devices` must be names such as 'cpu' or 'gpu:0', but received "
-            f"{name!r}. The devices of this process are "
+            "`devices` must be places or names such as 'cpu' or 'gpu:0', but "
+            f"received {device!r}. The devices of this process are "
             f"{', '.join(device_names())}."
         )
-    if name == "cpu":
-        return
+    name = device if isinstance(device, str) else name_of(device)
     kind, index = parse(name)
     if kind == "cpu":
-        raise ValueError(
-            f"The device {name!r} has an index, but there is one CPU device. "
-            "Write 'cpu'."
-        )
-    count = _device_count(kind)
+        if ":" in name:
+            raise ValueError(
+                f"The device {device!r} has an index, but there is one CPU "
+                "device. Write 'cpu'."
+            )
+        return kind
+    count = _device_count(kind, device)
     if index is None or index >= count:
         raise ValueError(
             f"The devices of type {kind!r} must be '{kind}:<index>' with an "
-            f"index less than {count}, but received {name!r}."
+            f"index less than {count}, but received {device!r}."
         )
+    return f"{kind}:{index}"
 
 
-def _device_count(kind: str) -> int:
+def _device_count(kind: str, device: PlaceLike) -> int:
+    """Returns the number of devices of the type that `device` names."""
     counts = device_counts()
     if kind not in counts:
         hint = _INSTALL_HINTS.get(kind, _INSTALL_HINT_OF_OTHERS)
         raise ValueError(
             f"The type of the devices must be one of {['cpu', *counts]}, but "
-            f"received {kind!r}. {hint}"
+            f"received {device!r}. {hint}"
         )
     return counts[kind]

@@ -26,6 +26,8 @@ from .worker_thread import WorkerThread
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paddle._typing import PlaceLike
+
 __all__ = []
 
 
@@ -128,7 +130,7 @@ def start_threads(
     nthreads: int = 1,
     join: bool = True,
     daemon: bool = False,
-    devices: str | Sequence[str] | None = None,
+    devices: str | Sequence[PlaceLike] | None = None,
 ) -> ThreadGroup | None:
     """Runs a function in several new threads, each with its rank.
 
@@ -150,10 +152,10 @@ def start_threads(
             True.
         daemon (bool, optional): whether Python may exit before the threads end.
             Default: False.
-        devices (str|Sequence[str]|None, optional): the device of each thread. A
-            type such as ``'gpu'`` stands for ``f'gpu:{rank}'``, ``'cpu'`` for
-            the CPU; a sequence names one device per thread. Default: None, the
-            device of the calling thread.
+        devices (str|Sequence[str|Place]|None, optional): the device of each
+            thread. A type such as ``'gpu'`` stands for ``f'gpu:{rank}'``,
+            ``'cpu'`` for the CPU; a sequence has the name or the place of one
+            device per thread. Default: None, the device of the calling thread.
 
     Returns:
         ThreadGroup|None: the group, which joins the threads; None if ``join``
