@@ -143,6 +143,11 @@ class TestItems(unittest.TestCase):
                 lambda: BlockingQueue().get(timeout=-2),
             ),
             (
+                TypeError,
+                "number of seconds, but received 'soon'",
+                lambda: BlockingQueue().get(timeout="soon"),
+            ),
+            (
                 ValueError,
                 "received nan",
                 lambda: BlockingQueue().put(1, timeout=math.nan),

@@ -243,6 +243,10 @@ class TestFuture(StopTestCase):
         future.set_result(5)
         self.assertEqual(worker.result(), 5)
 
+    def test_an_argument_that_is_no_future_is_named(self):
+        with self.assertRaisesRegex(TypeError, "Future, but received 3"):
+            wait_for_result(3)
+
     def test_calls_that_time_out_leave_nothing_behind(self):
         future = Future()
         for _ in range(5):

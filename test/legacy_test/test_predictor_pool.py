@@ -108,6 +108,8 @@ class TestPredictorPool(PredictorTestCase):
                 rf"{re.escape(repr(timeout))}, of type .*seconds.*None",
             ):
                 pool.predict([X, Y], timeout=timeout)
+        with self.assertRaisesRegex(ValueError, "nan. Pass a number"):
+            pool.predict([X, Y], timeout=float("nan"))
         for timeout in (1, np.float32(1), np.int64(1), None):
             answer, _ = pool.predict([X, Y], timeout=timeout)
             np.testing.assert_array_equal(answer, X - Y)
@@ -372,7 +374,7 @@ class TestPredictorPool(PredictorTestCase):
         with self.assertRaisesRegex(ValueError, "0 predictors"):
             PredictorPool(self.config(PAIR), 0)
         with unittest.mock.patch(CREATE) as create:
-            for size in (1.5, "2", None):
+            for size in (1.5, "2", None, True):
                 with self.assertRaisesRegex(
                     TypeError, f"{size!r}, of type .* integer of 1 or more"
                 ):
@@ -383,6 +385,10 @@ class TestPredictorPool(PredictorTestCase):
         for idx in (-1, 2):
             with self.assertRaisesRegex(IndexError, f"no predictor {idx}"):
                 pool.retrieve(idx)
+        for idx in ("a", 0.0, True):
+            with self.assertRaisesRegex(TypeError, f"index .* {idx!r}, of type"):
+                pool.retrieve(idx)
+        self.assertIs(pool.retrieve(np.int64(1)), pool.retrieve(1))
 
 
 if __name__ == "__main__":

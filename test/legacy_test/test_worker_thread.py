@@ -247,7 +247,7 @@ class TestRandomNumbers(WorkerTestCase):
         for seed in (-1, 2**64):
             with self.assertRaisesRegex(ValueError, f"received {seed}"):
                 WorkerThread(draw, seed=seed)
-        for seed in ("seven", 1.5):
+        for seed in ("seven", 1.5, True):
             with self.assertRaisesRegex(TypeError, f"received {seed!r}"):
                 WorkerThread(draw, seed=seed)
 

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from typing import TYPE_CHECKING
@@ -54,6 +55,17 @@ def _input_types(config: Config, predictor: Predictor) -> dict[str, str]:
     }
 
 
+def _as_integer(value: int, what: str, range_text: str) -> int:
+    """Returns an argument as an int. Raises TypeError if it is not an integer,
+    or is True or False, which are integers in Python."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(
+            f"The {what} of a PredictorPool is {value!r}, of type "
+            f"{type(value).__name__}. Pass an integer {range_text}."
+        )
+    return operator.index(value)
+
+
 class PredictorPool:
     """
     A pool of predictors of one model, for threads that run it in parallel.
@@ -85,13 +97,7 @@ class PredictorPool:
     """
 
     def __init__(self, config: Config, size: int) -> None:
-        try:
-            size = operator.index(size)
-        except TypeError:
-            raise TypeError(
-                f"The size of a PredictorPool is {size!r}, of type "
-                f"{type(size).__name__}. Pass an integer of 1 or more."
-            ) from None
+        size = _as_integer(size, "size", "of 1 or more")
         if size < 1:
             raise ValueError(
                 f"A PredictorPool cannot have {size} predictors. Pass a size "
@@ -124,8 +130,10 @@ class PredictorPool:
 
         Raises:
             IndexError: the index is out of range.
+            TypeError: the index is not an integer.
             RuntimeError: `predict` is using the predictor.
         """
+        idx = _as_integer(idx, "index", "from 0")
         if not 0 <= idx < len(self._predictors):
             raise IndexError(
                 f"There is no predictor {idx} in a PredictorPool of "
@@ -174,7 +182,7 @@ class PredictorPool:
             TimeoutError: no predictor became idle in time.
             RuntimeError: the pool has no predictors left.
             ValueError: the names, number or shapes of the inputs do not match
-                the model.
+                the model, or the timeout is NaN.
             TypeError: the inputs are not a list or dict, an input is not a
                 numpy array, its type does not match the model, or the timeout
                 is not a number.
@@ -190,6 +198,11 @@ class PredictorPool:
                 f"The timeout of predict() is {timeout!r}, of type "
                 f"{type(timeout).__name__}. Pass a number of seconds, or None "
                 "for no limit."
+            )
+        if timeout is not None and math.isnan(timeout):
+            raise ValueError(
+                f"The timeout of predict() is {timeout!r}. Pass a number of "
+                "seconds, or None for no limit."
             )
         arrays = self._by_name(inputs)
         lease = self._idle.take(timeout)

@@ -22,6 +22,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from numbers import Real
 from typing import Generic, TypeVar
 
 from .argument_checks import check_count
@@ -131,7 +132,8 @@ class BlockingQueue(Generic[T]):
         Raises:
             queue.Full: there was no room within the timeout.
             ShutDown: the queue was shut down; the item was not added.
-            ValueError: the timeout is negative or not a number.
+            TypeError: the timeout is not a number.
+            ValueError: the timeout is negative or NaN.
         """
         deadline = deadline_after(timeout) if block else None
         while True:
@@ -168,7 +170,8 @@ class BlockingQueue(Generic[T]):
         Raises:
             queue.Empty: there was no item within the timeout.
             ShutDown: the queue was shut down and has no items.
-            ValueError: the timeout is negative or not a number.
+            TypeError: the timeout is not a number.
+            ValueError: the timeout is negative or NaN.
         """
         deadline = deadline_after(timeout) if block else None
         while True:
@@ -245,10 +248,15 @@ if hasattr(os, "register_at_fork"):
 
 
 def deadline_after(timeout: float | None) -> float | None:
-    """Returns the end of a timeout, or None for None. Raises ValueError if the
-    timeout is negative or not a number."""
+    """Returns the end of a timeout, or None for None. Raises TypeError if the
+    timeout is not a number, and ValueError if it is negative or NaN."""
     if timeout is None:
         return None
+    if not isinstance(timeout, Real):
+        raise TypeError(
+            "A timeout must be None or a number of seconds, but received "
+            f"{timeout!r}."
+        )
     if not timeout >= 0:
         raise ValueError(
             f"A timeout must be at least 0 seconds, but received {timeout}."

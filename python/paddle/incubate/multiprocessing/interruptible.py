@@ -220,6 +220,7 @@ def wait_for_result(future: Future[T], timeout: float | None = None) -> T:
     Raises:
         concurrent.futures.TimeoutError: there was no result within the timeout.
         concurrent.futures.CancelledError: the future was cancelled.
+        TypeError: the argument is not a future.
         BaseException: the exception of the future.
 
     Examples:
@@ -231,6 +232,11 @@ def wait_for_result(future: Future[T], timeout: float | None = None) -> T:
             ...     print(mp.wait_for_result(pool.submit(max, 3, 5)))
             5
     """
+    if not hasattr(future, "add_done_callback"):
+        raise TypeError(
+            "The argument of wait_for_result must be a "
+            f"concurrent.futures.Future, but received {future!r}."
+        )
     waiters = _waiters_of.get(future)
     if waiters is None:
         # One callback for all calls, because callbacks cannot be removed.
@@ -265,7 +271,8 @@ def wait_for_key(
         NotImplementedError: Paddle was built without the backend shm, whose
             C++ part looks up keys.
         TimeoutError: the key was not set within the timeout.
-        ValueError: the timeout is negative or not a number.
+        TypeError: the timeout is not a number.
+        ValueError: the timeout is negative or NaN.
 
     Examples:
         .. code-block:: python

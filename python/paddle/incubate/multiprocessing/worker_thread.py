@@ -490,13 +490,12 @@ class WorkerThread(threading.Thread):
 def checked_seed(seed: int) -> int:
     """Returns the seed of a thread as an `int`, or raises TypeError or
     ValueError."""
-    try:
-        value = operator.index(seed)
-    except TypeError:
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(
             "The seed of a WorkerThread must be an integer, but received "
             f"{seed!r}."
-        ) from None
+        )
+    value = operator.index(seed)
     if not 0 <= value < 2**64:
         raise ValueError(
             "The seed of a WorkerThread must be at least 0 and less than "
