@@ -386,7 +386,9 @@ class TestPredictorPool(PredictorTestCase):
             with self.assertRaisesRegex(IndexError, f"no predictor {idx}"):
                 pool.retrieve(idx)
         for idx in ("a", 0.0, True):
-            with self.assertRaisesRegex(TypeError, f"index .* {idx!r}, of type"):
+            with self.assertRaisesRegex(
+                TypeError, f"index .* {idx!r}, of type"
+            ):
                 pool.retrieve(idx)
         self.assertIs(pool.retrieve(np.int64(1)), pool.retrieve(1))
 
