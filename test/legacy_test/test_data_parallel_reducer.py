@@ -266,7 +266,7 @@ def use_right_in_a_failing_step(wrapped) -> None:
             failed.append(True)
             raise KeyError("of a communication hook")
         dist.all_reduce(bucket.buffer(), group=bucket.group)
-        return bucket.buffer()
+        return bucket.buffer() / bucket.group.nranks
 
     failed = []
     wrapped.register_comm_hook(None, fail_once)
@@ -372,6 +372,19 @@ def add_to_average_of_other_ranks(group) -> list:
     wrapped(paddle.ones([1, 2]), True).sum().backward()
     layer.clear_gradients()
     for uses_right in (group.rank == 0, True):
+        wrapped(paddle.ones([1, 2]), uses_right).sum().backward()
+    return layer.right.bias.grad.tolist()
+
+
+def add_to_average_after_clearing(group, options, use_right) -> list:
+    """Clears the local gradient of `right`, which only the last rank uses in
+    the next step, and all ranks in the one after it.
+    """
+    layer = Branches()
+    wrapped = parallel(layer, group, find_unused_parameters=True, **options)
+    use_right(wrapped)
+    layer.clear_gradients()
+    for uses_right in (group.rank == group.nranks - 1, True):
         wrapped(paddle.ones([1, 2]), uses_right).sum().backward()
     return layer.right.bias.grad.tolist()
 
@@ -1386,6 +1399,17 @@ class ReducerCases(CoreCases):
             np.testing.assert_allclose(
                 found, [1 + 1 / self.size] * 2, rtol=1e-6
             )
+
+    def test_a_gradient_is_added_to_the_average_after_a_cleared_one(self):
+        for use_right in (use_right_under_no_sync, use_right_in_a_failing_step):
+            for options in OPTIONS[:2]:
+                with self.subTest(use_right=use_right, options=options):
+                    for found in self.call(
+                        add_to_average_after_clearing, options, use_right
+                    ):
+                        np.testing.assert_allclose(
+                            found, [1 + 1 / self.size] * 2, rtol=1e-6
+                        )
 
     def test_each_output_may_have_its_own_backward_pass(self):
         mean = (self.size + 1) / 2

@@ -741,10 +741,10 @@ class Reducer:
         self, bucket: Bucket | SparseBucket, index: int
     ) -> None:
         bucket.copy_gradient_out(index, self._options.gradient_as_bucket_view)
-        if not self._used_locally[index]:
-            # Otherwise the next gradient would replace the average, instead of
-            # being added to it.
-            self._tensors[index]._unset_fake_empty()
+        # If the gradient was cleared to zero and this rank computed none since,
+        # the next gradient would otherwise replace the average instead of being
+        # added to it.
+        self._tensors[index]._unset_fake_empty()
 
     def _rebuild_buckets(self) -> None:
         """Rebuilds the buckets in the order in which gradients were ready."""
