@@ -225,26 +225,30 @@ class TestThreads(unittest.TestCase):
                 proceed.set()
                 wraps.result()
 
-    def test_a_model_with_an_empty_parameter_is_trained(self):
+    def test_gradients_of_a_model_with_an_empty_parameter_add_up(self):
         class WithEmpty(paddle.nn.Layer):
             def __init__(self):
                 super().__init__()
-                self.weight = self.create_parameter([2])
+                self.weight = self.create_parameter([1])
                 self.empty = self.create_parameter([0])
 
             def forward(self, x):
-                return (x * self.weight).sum() + self.empty.sum()
+                return (x * self.weight).sum() + (x * self.empty).sum()
 
-        groups, found = dist.new_thread_groups(2), {}
-
-        def train(rank):
+        def train(rank, as_view):
             layer = WithEmpty()
-            wrapped = paddle.DataParallel(layer, group=groups[rank])
-            wrapped(paddle.full([2], rank + 1.0)).backward()
-            found[rank] = layer.weight.grad.tolist()
+            wrapped = paddle.DataParallel(
+                layer, group=groups[rank], gradient_as_bucket_view=as_view
+            )
+            for _ in range(3):
+                wrapped(paddle.full([1], rank + 1.0)).backward()
+            found[rank] = layer.weight.grad.item(), layer.empty.grad.shape
 
-        mp.start_threads(train, nthreads=2)
-        self.assertEqual(found, {0: [1.5, 1.5], 1: [1.5, 1.5]})
+        for as_view in (False, True):
+            with self.subTest(as_view=as_view):
+                groups, found = dist.new_thread_groups(2), {}
+                mp.start_threads(train, (as_view,), nthreads=2)
+                self.assertEqual(found, {0: (4.5, [0]), 1: (4.5, [0])})
 
     def test_an_error_names_the_rank_whose_model_another_rank_got(self):
         groups = dist.new_thread_groups(2)

@@ -227,6 +227,8 @@ class Bucket:
 
         A parameter without a gradient contributes zeros. With `as_view` the
         gradient becomes a view of the buffer, and its old memory is freed.
+        An empty gradient becomes no view: Paddle cannot add to a view without
+        memory.
         """
         parameter, view = self.members[index].tensor, self._views[index]
         gradient = parameter.grad
@@ -249,7 +251,7 @@ class Bucket:
             gradient = gradient.astype(view.dtype)
         view.copy_(gradient, False)
         # The parameter may have been cast since the bucket was built.
-        if as_view and parameter.dtype == view.dtype:
+        if as_view and view.size > 0 and parameter.dtype == view.dtype:
             parameter._copy_gradient_from(self._new_view(index))
 
     def start(self, hook: Callable[[Bucket], Future | Tensor]) -> None:
@@ -299,7 +301,7 @@ class Bucket:
             # Master gradients, which are created from local gradients after
             # backward, or a parameter that was cast since the bucket was built.
             parameter.grad_ = view.astype(dtype)
-        elif as_view:
+        elif as_view and view.size > 0:
             parameter._copy_gradient_from(self._new_view(index))
         elif gradient is None or not gradient.is_contiguous():
             parameter.grad_ = view.clone()
