@@ -104,6 +104,33 @@ class RegisterHook:
         wrapped.register_comm_hook(state, getattr(comm_hooks, self._name))
 
 
+class WithEmpty(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.weight = self.create_parameter([1])
+        self.empty = self.create_parameter([0, 4])
+
+    def forward(self, x):
+        return (x * self.weight).sum() + self.empty.sum()
+
+
+def train_with_an_empty_parameter(group, name) -> list:
+    layer = WithEmpty()
+    wrapped = paddle.DataParallel(
+        layer,
+        group=group,
+        comm_buffer_size=ONE_PER_BUCKET,
+        last_comm_buffer_size=ONE_PER_BUCKET,
+    )
+    RegisterHook(name)(wrapped)
+    found = []
+    for _ in range(3):
+        wrapped(paddle.full([1], group.rank + 1.0)).backward()
+        found.append(layer.weight.grad.item())
+        layer.clear_gradients()
+    return found
+
+
 class ManySteps:
     """Steps with known gradients: a linear layer's depend on its input only."""
 
@@ -893,6 +920,18 @@ class TestOverSharedMemory(HookCases, ThreadedHookCases, RanksCase):
         self.assert_error_names_endless_hook(
             continue_with_the_timeout_of_a_group
         )
+
+    def test_hooks_accept_empty_gradients(self):
+        for name in (
+            "allreduce_hook",
+            "fp16_compress_hook",
+            "bf16_compress_hook",
+            "quantization_8bit_hook",
+            "powerSGD_hook",
+        ):
+            with self.subTest(name=name):
+                found = self.call(train_with_an_empty_parameter, name)
+                np.testing.assert_allclose(found, [[1.5] * 3] * 2, rtol=1e-2)
 
     def test_ranks_in_different_steps_after_an_error_do_not_average(self):
         # All buckets have the same size, so the group cannot tell them apart.

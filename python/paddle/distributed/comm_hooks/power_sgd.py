@@ -284,6 +284,8 @@ def _split_bucket(
     """Returns the gradients to approximate, and the ones to average exactly."""
     matrices, others = [], []
     for member, gradient in zip(bucket.members.values(), bucket.gradients()):
+        if gradient.size == 0:
+            continue
         rows = gradient.shape[0] if gradient.ndim > 1 else 1
         columns = gradient.size // rows
         rank = min(state.matrix_approximation_rank, rows, columns)

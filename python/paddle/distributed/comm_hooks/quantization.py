@@ -69,6 +69,9 @@ def quantization_8bit_hook(group: Group | None, bucket: Bucket) -> Future:
     """
     group = group or bucket.group
     buffer = bucket.buffer()
+    if buffer.size == 0:
+        # It has no largest gradient.
+        return Future(lambda: buffer)
     scale = paddle.max(paddle.abs(buffer.astype("float32"))).reshape([1])
     scale = scale / _LARGEST
     # The scale of a bucket of zeros is 0.
