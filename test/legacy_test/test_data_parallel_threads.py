@@ -481,6 +481,25 @@ class TestThreads(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, text):
                 dist.scatter(paddle.zeros([2]), parts, 0, group=group)
 
+    def test_an_error_names_mismatched_outputs_of_gathers(self):
+        group, _ = dist.new_thread_groups(2, timeout=1)
+        x = paddle.ones([2])
+        wrong_lists = [
+            [paddle.zeros([2]), paddle.zeros([3])],
+            [paddle.zeros([2]), paddle.zeros([2], "int64")],
+        ]
+        for outputs in [[paddle.zeros([2])], [paddle.zeros([2])] * 3]:
+            with self.assertRaisesRegex(ValueError, "each of the 2 ranks"):
+                dist.all_gather(outputs, x, group=group)
+        for outputs in wrong_lists:
+            with self.assertRaisesRegex(ValueError, "^all_gather of .* got"):
+                dist.all_gather(outputs, x, group=group)
+            with self.assertRaisesRegex(ValueError, "^gather to rank 0 .* got"):
+                dist.gather(x, outputs, 0, group=group)
+        for output in (paddle.zeros([3]), paddle.zeros([4], "int64")):
+            with self.assertRaisesRegex(ValueError, "type with 4 elements"):
+                dist.stream.all_gather(output, x, group=group)
+
     def test_objects_reach_all_threads_from_any_rank(self):
         def exchange(group):
             found = []

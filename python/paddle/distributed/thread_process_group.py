@@ -313,13 +313,7 @@ class ThreadProcessGroup(PythonProcessGroup):
         parts = None
         enforce_dense(self._kind, output)
         if self._rank == source:
-            enforce_dense(self._kind, *tensors)
-            found = [_description(tensor) for tensor in tensors]
-            if found != [_description(output)] * self.size():
-                raise ValueError(
-                    f"{call} got the tensors {found}. Pass one tensor of that "
-                    f"type and shape for each of the {self.size()} ranks."
-                )
+            self._enforce_one_per_rank(call, tensors, output)
             parts = [_completed(tensor.clone()) for tensor in tensors]
         return self._start(
             call,
@@ -339,18 +333,22 @@ class ThreadProcessGroup(PythonProcessGroup):
     ) -> _Task:
         if use_calc_stream:
             self._refuse_stream("gather")
-        # On other ranks, Paddle passes the rank's own tensor as each output.
-        mine = outputs if self._rank == destination else []
-        enforce_dense(self._kind, *mine)
-        return self._gather(
-            f"gather to rank {destination}", tensor, _into(mine), sync_op
-        )
+        call = f"gather to rank {destination} of {_description(tensor)}"
+        enforce_dense(self._kind, tensor)
+        if self._rank == destination:
+            self._enforce_one_per_rank(call, outputs, tensor)
+        else:
+            # Paddle passes the rank's own tensor as each output.
+            outputs = []
+        return self._gather(call, tensor, _into(outputs), sync_op)
 
     def _all_gather_into_list(
         self, outputs: list[Tensor], tensor: Tensor, sync_op: bool
     ) -> _Task:
-        enforce_dense(self._kind, *outputs)
-        return self._gather("all_gather", tensor, _into(outputs), sync_op)
+        call = f"all_gather of {_description(tensor)}"
+        enforce_dense(self._kind, tensor)
+        self._enforce_one_per_rank(call, outputs, tensor)
+        return self._gather(call, tensor, _into(outputs), sync_op)
 
     def all_gather_into_tensor(
         self, output: Tensor, tensor: Tensor, sync_op: bool
@@ -359,24 +357,41 @@ class ThreadProcessGroup(PythonProcessGroup):
             joined = paddle.stack([_moved(v, output.place) for v in values])
             output.copy_(joined.reshape(output.shape), True)
 
-        enforce_dense(self._kind, output)
-        return self._gather("all_gather", tensor, take, sync_op)
+        call = f"all_gather of {_description(tensor)}"
+        enforce_dense(self._kind, tensor, output)
+        expected = tensor.dtype, tensor.size * self.size()
+        if (output.dtype, output.size) != expected:
+            raise ValueError(
+                f"{call} got an output of {_description(output)}. Pass an "
+                f"output of that type with {expected[1]} elements."
+            )
+        return self._gather(call, tensor, take, sync_op)
 
     def barrier(self, device_id: int = -1) -> _Task:
         return self._start(
             "barrier", None, lambda *parts: None, lambda result: None, True
         )
 
+    def _enforce_one_per_rank(
+        self, call: str, tensors: list[Tensor], like: Tensor
+    ) -> None:
+        enforce_dense(self._kind, *tensors)
+        found = [_description(tensor) for tensor in tensors]
+        if found != [_description(like)] * self.size():
+            raise ValueError(
+                f"{call} got the tensors {found}. Pass one tensor of that "
+                f"type and shape for each of the {self.size()} ranks."
+            )
+
     def _gather(
         self,
-        name: str,
+        call: str,
         tensor: Tensor,
         take: Callable[[list[Tensor]], None],
         sync_op: bool,
     ) -> _Task:
-        enforce_dense(self._kind, tensor)
         return self._start(
-            f"{name} of {_description(tensor)}",
+            call,
             [_completed(tensor.clone())],
             operator.add,
             take,
