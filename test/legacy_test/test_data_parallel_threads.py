@@ -530,6 +530,27 @@ class TestThreads(unittest.TestCase):
             )
             self.assertEqual(everyone, ["of 0", "of 1", "of 2"])
 
+    def test_a_group_of_one_thread_has_all_operations(self):
+        (group,) = dist.new_thread_groups(1, timeout=WAIT_S)
+        x = paddle.ones([2])
+        dist.all_reduce(x, group=group, sync_op=False).wait()
+        dist.broadcast(x, 0, group=group, sync_op=False).wait()
+        dist.barrier(group)
+        into_tensor = paddle.zeros([2])
+        dist.stream.all_gather(into_tensor, x, group=group)
+        all_gathered, gathered = [], []
+        dist.all_gather(all_gathered, x, group=group)
+        dist.gather(x, gathered, 0, group=group)
+        scattered = paddle.zeros([2])
+        dist.scatter(scattered, [x], 0, group=group)
+        found = [x, into_tensor, *all_gathered, *gathered, scattered]
+        self.assertEqual([each.tolist() for each in found], [[1.0, 1.0]] * 5)
+        objects, broadcast, one_object = [], ["a"], []
+        dist.all_gather_object(objects, "a", group)
+        dist.broadcast_object_list(broadcast, 0, group)
+        dist.scatter_object_list(one_object, ["a"], 0, group)
+        self.assertEqual([objects, broadcast, one_object], [["a"]] * 3)
+
     def test_an_operation_continues_after_a_wait_times_out(self):
         groups = dist.new_thread_groups(2)
         x = paddle.ones([1])

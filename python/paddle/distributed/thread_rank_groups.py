@@ -27,6 +27,17 @@ from .communication.group import Group
 __all__ = []
 
 
+class _ThreadGroup(Group):
+    """A group object of one thread.
+
+    A ``Group`` of one rank has no members, so that many operations on it do
+    nothing or raise an error.
+    """
+
+    def is_member(self) -> bool:
+        return True
+
+
 def new_thread_groups(nranks: int, timeout: float = 1800) -> list[Group]:
     """Creates a group whose ranks are threads, one group object per rank.
 
@@ -91,7 +102,7 @@ def new_thread_groups(nranks: int, timeout: float = 1800) -> list[Group]:
 
     ranks = list(range(count))
     return [
-        Group(rank, -1, ranks, process_group, "threads")
+        _ThreadGroup(rank, -1, ranks, process_group, "threads")
         for rank, process_group in enumerate(new_process_groups(count, timeout))
     ]
 
