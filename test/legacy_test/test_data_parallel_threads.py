@@ -556,13 +556,20 @@ class TestThreads(unittest.TestCase):
         x = paddle.ones([1])
         task = dist.all_reduce(x, group=groups[0], sync_op=False)
         self.assertFalse(task.is_completed())
-        self.assertFalse(task.wait(datetime.timedelta(milliseconds=1)))
+        for timeout in (datetime.timedelta(milliseconds=1), 0.001, -1, np.nan):
+            self.assertFalse(task.wait(timeout))
         self.assertEqual(x.item(), 1.0)
         Worker(all_reduce, groups[1], paddle.ones([1])).result()
         self.assertTrue(task.is_completed())
         self.assertEqual(x.item(), 2.0)
         self.assertTrue(task.wait())
         self.assertEqual(x.item(), 2.0)
+
+    def test_the_timeout_of_a_wait_must_be_a_time(self):
+        (group,) = dist.new_thread_groups(1)
+        task = dist.all_reduce(paddle.ones([1]), group=group, sync_op=False)
+        with self.assertRaisesRegex(TypeError, "number of seconds, .* 'x'"):
+            task.wait("x")
 
     def test_is_completed_names_a_rank_that_has_ended(self):
         groups = dist.new_thread_groups(2)

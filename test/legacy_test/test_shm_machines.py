@@ -486,8 +486,20 @@ def wait_briefly() -> list:
     """Waits for an operation that other ranks do not call."""
     begin()
     task, x = _begun
-    waited = task.wait(datetime.timedelta(milliseconds=10))
-    return [waited, task.is_completed(), x.tolist()]
+    waited = [
+        task.wait(timeout)
+        for timeout in (datetime.timedelta(milliseconds=10), 0.01, -1, np.nan)
+    ]
+    return [*waited, task.is_completed(), x.tolist()]
+
+
+def wait_with_wrong_timeout() -> tuple[str, bool]:
+    task = dist.all_reduce(paddle.ones([1]), sync_op=False)
+    try:
+        task.wait("x")
+    except TypeError as error:
+        return str(error), task.wait(None)
+    raise AssertionError("the timeout was accepted")
 
 
 def wait_again() -> list:
@@ -1387,12 +1399,19 @@ class TestShmMachines(MachinesTestCase):
     def test_wait_with_a_timeout_leaves_the_operation_in_flight(self):
         ranks = self.start_on(["a", "b"])
         self.assertEqual(
-            ranks.call(wait_briefly, ranks=[0]), [[False, False, [1.0] * 10]]
+            ranks.call(wait_briefly, ranks=[0]),
+            [[False] * 5 + [[1.0] * 10]],
         )
         self.assertEqual(ranks.call(all_reduce_ones, ranks=[1]), [2.0])
         self.assertEqual(
             ranks.call(wait_again, ranks=[0]), [[True, True, [2.0] * 10]]
         )
+
+    def test_wait_with_a_wrong_timeout_names_it_and_none_means_no_timeout(self):
+        ranks = self.start_on(["a", "b"])
+        for text, has_ended in ranks.call(wait_with_wrong_timeout):
+            self.assertIn("a number of seconds, but is 'x'", text)
+            self.assertTrue(has_ended)
 
     def test_bad_tensors_are_refused_on_each_rank_alone(self):
         ranks = self.start_on(["a", "b", "b"])

@@ -126,7 +126,7 @@ class TransferTask:
     def is_sync(self) -> bool:
         return self._task.is_sync()
 
-    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+    def wait(self, timeout: datetime.timedelta | float | None = None) -> bool:
         """Like `Task.wait`."""
         with self._naming_ranks():
             return self._task.wait(timeout or datetime.timedelta(0))

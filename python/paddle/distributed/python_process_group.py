@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Callable, NoReturn
@@ -120,6 +121,26 @@ def enforce_dense(kind: str, *tensors: Tensor) -> None:
         )
 
 
+def longest_wait(timeout: datetime.timedelta | float | None) -> float:
+    """Returns how many seconds a task's `wait` with this timeout waits at most.
+
+    As in groups within one machine, zero and None mean no timeout, and a wait
+    with a negative number or NaN returns immediately.
+    """
+    seconds = 0 if timeout is None else timeout
+    if hasattr(timeout, "total_seconds"):
+        seconds = timeout.total_seconds()
+    if not isinstance(seconds, numbers.Real):
+        raise TypeError(
+            "The timeout of wait must be a datetime.timedelta or a number of "
+            f"seconds, but is {timeout!r}."
+        )
+    if seconds == 0:
+        return threading.TIMEOUT_MAX
+    # Not max(0, seconds), which could return NaN.
+    return min(seconds, threading.TIMEOUT_MAX) if seconds > 0 else 0
+
+
 class Task:
     """An operation that is in flight or complete."""
 
@@ -139,17 +160,14 @@ class Task:
     def is_sync(self) -> bool:
         return self._sync_op
 
-    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+    def wait(self, timeout: datetime.timedelta | float | None = None) -> bool:
         """
         Waits until the operation completes, and raises its error. Returns False
         after the timeout; the operation then continues. A timeout of zero means
         no timeout, as with other groups.
         """
         enforce_not_forked(self._process)
-        seconds = None
-        if timeout:
-            seconds = min(timeout.total_seconds(), threading.TIMEOUT_MAX)
-        if not self._ended.wait(seconds):
+        if not self._ended.wait(longest_wait(timeout)):
             return False
         if self._failure is not None:
             raise RuntimeError(self._failure)

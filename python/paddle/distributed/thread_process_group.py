@@ -24,7 +24,11 @@ from typing import TYPE_CHECKING, Any, Callable
 import paddle
 from paddle.base import core
 
-from .python_process_group import PythonProcessGroup, enforce_dense
+from .python_process_group import (
+    PythonProcessGroup,
+    enforce_dense,
+    longest_wait,
+)
 
 if TYPE_CHECKING:
     import datetime
@@ -432,14 +436,14 @@ class _Task:
         self._take: Callable[[Any], None] | None = take
         self._sync_op = sync_op
 
-    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+    def wait(self, timeout: datetime.timedelta | float | None = None) -> bool:
         """Returns whether the operation is complete; raises if it failed.
 
         After a timeout the operation continues. A timeout of zero means no
         timeout, as with processes.
         """
+        seconds = longest_wait(timeout)
         if self._take is not None:
-            seconds = timeout.total_seconds() if timeout else math.inf
             if not self._exchange.wait(self._operation, seconds):
                 return False
             self._end()
