@@ -196,6 +196,21 @@ def train_two_layers(group) -> list:
     return values(layers[0]) + values(layers[1])
 
 
+def join_a_layer_twice(group) -> None:
+    layer = paddle.DataParallel(nn.Linear(1, 1), group=group)
+    dist.Join([layer, layer])
+
+
+def join_layers_of_two_groups(group) -> None:
+    other = dist.new_group([0, 1])
+    dist.Join(
+        [
+            paddle.DataParallel(nn.Linear(1, 1), group=each)
+            for each in (group, other)
+        ]
+    )
+
+
 def accumulate(group) -> list:
     """Each rank has a different number of parts under no_sync()."""
     layer = new_layer(0)
@@ -337,6 +352,14 @@ class TestOverGloo(JoinCases, RanksCase):
             dist.Join([nn.Linear(1, 1)])
         with self.assertRaisesRegex(ValueError, "an empty list"):
             dist.Join([])
+
+    def test_each_layer_can_be_joined_once(self):
+        for error in self.errors(join_a_layer_twice):
+            self.assertRegex(error, "ValueError: .* a layer more than once")
+
+    def test_joined_layers_must_have_one_group(self):
+        for error in self.errors(join_layers_of_two_groups):
+            self.assertRegex(error, "ValueError: .* of different groups")
 
 
 @has_shared_memory_groups

@@ -60,7 +60,8 @@ class Join:
             a RuntimeError when one rank has no inputs left. Default: False.
 
     Raises:
-        ValueError: ``layers`` is empty.
+        ValueError: ``layers`` is empty, has a layer twice, or has layers of
+            different groups.
         TypeError: ``layers`` has a layer that is no ``DataParallel``.
 
     Examples:
@@ -175,6 +176,17 @@ def _check_layers(layers: Sequence[DataParallel]) -> None:
                 "Join needs layers of type DataParallel, but received a "
                 f"{type(layer).__name__}. Wrap it with paddle.DataParallel."
             )
+    if len(set(map(id, layers))) < len(layers):
+        raise ValueError(
+            "Join got a layer more than once. Pass each DataParallel once, "
+            "because its forward must run once in each step."
+        )
+    groups = [each.group for each in layers if each._reducer is not None]
+    if any(group is not groups[0] for group in groups):
+        raise ValueError(
+            "Join needs layers of one group, but got layers of different "
+            "groups. Pass the same group to each DataParallel."
+        )
 
 
 def _broadcast_model(layer: DataParallel, source: int) -> None:
