@@ -222,9 +222,29 @@ def new_group_that_rank_1_misses() -> str:
     return "nothing"
 
 
-def refuse_timeout() -> str:
+def refuse_timeout(timeout: object) -> str:
     try:
-        dist.new_group(timeout=datetime.timedelta(days=-1))
+        dist.new_group(timeout=timeout)
+    except (ValueError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def all_reduce_in_group_with_timeouts(timeouts: list) -> list:
+    """Returns the timeouts of new groups, and the sums that they compute."""
+    found = []
+    for timeout in timeouts:
+        group = dist.new_group(timeout=timeout)
+        x = paddle.ones([1])
+        dist.all_reduce(x, group=group)
+        used = shared_memory_group.timeout_of(group.process_group)
+        found.append((used.total_seconds(), x.item()))
+    return found
+
+
+def refuse_ranks(ranks: list[int]) -> str:
+    try:
+        dist.new_group(ranks)
     except ValueError as error:
         return str(error)
     return "nothing"
@@ -948,8 +968,33 @@ class TestShmFailure(RanksTestCase):
 
     def test_timeout_that_is_too_short(self):
         ranks = self.start_group(2)
-        for text in ranks.call(refuse_timeout):
-            self.assertIn("-1 day", text)
+        for timeout, text in (
+            (datetime.timedelta(days=-1), "-1 day"),
+            (0, "is 0, but"),
+            (float("nan"), "is nan, but"),
+        ):
+            for found in ranks.call(refuse_timeout, timeout):
+                self.assertRegex(found, f"ValueError: .* {text}")
+
+    def test_timeout_that_is_no_time(self):
+        ranks = self.start_group(2)
+        for found in ranks.call(refuse_timeout, "x"):
+            self.assertRegex(found, "TypeError: .*timedelta or a number .*'x'")
+
+    def test_timeout_may_be_a_number_of_seconds(self):
+        ranks = self.start_group(2)
+        self.assertEqual(
+            ranks.call(all_reduce_in_group_with_timeouts, [60, 60.5]),
+            [[(60.0, 2.0), (60.5, 2.0)]] * 2,
+        )
+
+    def test_ranks_that_no_group_can_have_are_refused_on_all_ranks(self):
+        ranks = self.start_group(3)
+        for wrong in ([0, 0], [0, 3], [-1, 0], [0, 1, 1]):
+            with self.subTest(ranks=wrong):
+                for text in ranks.call(refuse_ranks, wrong):
+                    self.assertIn(f"the ranks {wrong}. Pass each", text)
+                    self.assertIn("from 0 to 2", text)
 
     def test_wait_with_a_timeout_leaves_the_operation_in_flight(self):
         ranks = self.start_group(2)

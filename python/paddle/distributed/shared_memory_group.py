@@ -22,6 +22,7 @@ import collections
 import contextlib
 import datetime
 import functools
+import numbers
 import os
 import socket
 import sys
@@ -74,6 +75,20 @@ def check_mode(backend: str) -> None:
         )
 
 
+def check_ranks(backend: str, ranks: list[int], world: list[int]) -> None:
+    """Raises an error, the same on all ranks, if no group can have `ranks`.
+
+    Otherwise the ranks of the group would wait for missing ones.
+    """
+    if backend == "shm" and not (
+        len(set(ranks)) == len(ranks) and set(ranks) <= set(world)
+    ):
+        raise ValueError(
+            f"A group cannot have the ranks {list(ranks)}. Pass each of its "
+            f"ranks once, as numbers from 0 to {len(world) - 1}."
+        )
+
+
 def host_backend() -> str:
     """
     Returns the backend of ranks on the CPU that paddle.distributed.launch
@@ -88,7 +103,7 @@ def join(
     rank: int,
     world_size: int,
     group_id: int,
-    timeout: datetime.timedelta,
+    timeout: datetime.timedelta | float,
 ) -> ProcessGroup | HierarchicalGroup:
     """Creates a group together with its other ranks, on any machines.
 
@@ -97,14 +112,10 @@ def join(
         rank: this process's rank in the group.
         world_size: the number of ranks.
         group_id: the id of the group.
-        timeout: how long an operation waits for other ranks.
+        timeout: how long an operation waits for other ranks; a number is in
+            seconds.
     """
-    if timeout < _MILLISECOND:
-        raise ValueError(
-            f"The timeout of a group is {timeout}, but it must be at least one "
-            "millisecond. Pass a longer datetime.timedelta."
-        )
-    timeout = min(timeout, _LONGEST_TIMEOUT)
+    timeout = _valid_timeout(timeout)
     processes: dict[int, tuple[int, int]] = {}
     try:
         group = _join(store, rank, world_size, group_id, timeout, processes)
@@ -115,6 +126,26 @@ def join(
         _leave_at_exit()
     _joined[group] = timeout
     return group
+
+
+def _valid_timeout(timeout: datetime.timedelta | float) -> datetime.timedelta:
+    # Over gloo, which ignores the timeout, a number is not an error.
+    seconds = timeout
+    if isinstance(timeout, datetime.timedelta):
+        seconds = timeout.total_seconds()
+    if not isinstance(seconds, numbers.Real):
+        raise TypeError(
+            "The timeout of a group must be a datetime.timedelta or a number "
+            f"of seconds, but is {timeout!r}."
+        )
+    # Not `seconds < ...`, which is false for NaN.
+    if not seconds >= _MILLISECOND.total_seconds():
+        raise ValueError(
+            f"The timeout of a group is {timeout}, but it must be at least one "
+            "millisecond. Pass a longer datetime.timedelta."
+        )
+    longest = _LONGEST_TIMEOUT.total_seconds()
+    return datetime.timedelta(seconds=float(min(seconds, longest)))
 
 
 def _join(
