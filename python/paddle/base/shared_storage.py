@@ -183,12 +183,15 @@ def keeping_tensor_alive(
     `tensor.data = other`.
     """
 
+    # Python clears the globals of this module before it destroys all objects.
+    library = libpaddle
+
     def get_tensor_keeping_tensor_alive(
         self: paddle.Tensor,
     ) -> paddle.base.core.DenseTensor:
         dense = get_tensor(self)
         # Not `native`, which would join the process tree.
-        binding = _binding()
+        binding = getattr(library, "_shared_storage", None)
         if binding is not None:
             binding.keep_alive(dense, self)
         return dense
