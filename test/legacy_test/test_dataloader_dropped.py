@@ -171,18 +171,27 @@ class TestEnd(DroppedTestCase):
 
     @needs_fork
     def test_a_pending_error_of_the_sampler_does_not_keep_the_iterator(self):
-        def samples():
+        def generator():
             yield [0]
             raise ValueError
 
+        class Sampler:
+            def __iter__(self):
+                return self
+
+            def __next__(self):
+                raise ValueError from KeyError("the cause")
+
         gc.disable()
         self.addCleanup(gc.enable)
-        batches = iter(
-            DataLoader(Numbers(), batch_sampler=samples(), num_workers=2)
-        )
-        reference = weakref.ref(batches)
-        del batches
-        self.assertIsNone(reference())
+        for samples in (generator(), Sampler()):
+            with self.subTest(samples):
+                batches = iter(
+                    DataLoader(Numbers(), batch_sampler=samples, num_workers=2)
+                )
+                reference = weakref.ref(batches)
+                del batches
+                self.assertIsNone(reference())
 
     @needs_fork
     def test_garbage_collection_of_an_iterator_ends_its_workers(self):

@@ -296,10 +296,11 @@ class TestWorkerProcesses(unittest.TestCase):
                 persistent_workers=persistent,
             )
             taken = []
-            with self.assertRaises(DeliberateError):
+            with self.assertRaises(DeliberateError) as caught:
                 for batch in loader:
                     taken.append(batch.tolist())
             self.assertEqual(taken, [[0, 1], [2, 3]])
+            self.assertIn("in samples", str(caught.exception.__cause__))
 
     def test_a_batch_that_cannot_be_unpickled_ends_the_loop(self):
         def collate(samples):

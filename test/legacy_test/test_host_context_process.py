@@ -141,7 +141,9 @@ class TestThreads(HostTestCase):
         peer = Peer(get_context("spawn"), "file_system")
         self.addCleanup(peer.close)
         answers = peer.call(end_threads_inside)
-        self.assertEqual(answers, [False] * 20)
+        # The order in which Python destroys a thread's objects depends on its
+        # version. Until the thread has left, its context is alive.
+        self.assertIn(answers, ([False] * 20, [True] * 20))
 
 
 class TestPrograms(HostTestCase):

@@ -25,7 +25,7 @@ import threading
 import time
 import warnings
 import weakref
-from multiprocessing import parent_process, util
+from multiprocessing import current_process, parent_process, util
 from traceback import walk_stack, walk_tb
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -42,6 +42,7 @@ from .caller_modes import modes_of_caller
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from multiprocessing.process import BaseProcess
     from types import TracebackType
 
     from typing_extensions import Self
@@ -582,8 +583,23 @@ def _leave_child() -> None:
     stop_workers()
 
 
+def _leave_after_run(process: BaseProcess) -> None:
+    run = process.run
+
+    def run_and_leave() -> None:
+        try:
+            run()
+        finally:
+            _leave_child()
+
+    process.run = run_and_leave
+
+
 def _leave_at_exit_of_child() -> None:
     util.Finalize(None, _leave_child, exitpriority=10)
+    if sys.version_info >= (3, 13):
+        # There Python joins threads before it calls finalizers.
+        _leave_after_run(current_process())
 
 
 # Here Python has joined the threads that are not daemons, unless Ctrl-C has

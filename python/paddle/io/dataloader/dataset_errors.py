@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import functools
+import traceback
 from typing import TYPE_CHECKING, Any, Callable
 
 from .worker import _DatasetKind
@@ -68,6 +69,21 @@ def raise_stored_error(
             del error
 
     return wrapped
+
+
+def without_frames(error: Exception) -> Exception:
+    """
+    Returns the error with its traceback as text, which is its cause now. A
+    frame in a traceback refers to the frames of its callers. So an iterator
+    that keeps an error of code that it has called would keep itself alive.
+    """
+    # Only here: loading it takes time.
+    from multiprocessing.pool import RemoteTraceback
+
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    error.__cause__ = RemoteTraceback(f'\n"""\n{"".join(lines)}"""')
+    error.__context__ = None
+    return error.with_traceback(None)
 
 
 def forbid_stop_iteration(function: Callable[..., Any]) -> Callable[..., Any]:
