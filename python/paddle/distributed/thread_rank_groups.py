@@ -28,10 +28,10 @@ __all__ = []
 
 
 class _ThreadGroup(Group):
-    """A group object of one thread.
+    """The group of one thread.
 
-    A ``Group`` of one rank has no members, so that many operations on it do
-    nothing or raise an error.
+    A `Group` of one rank says that the rank is no member, so that operations
+    do nothing or raise an error.
     """
 
     def is_member(self) -> bool:
