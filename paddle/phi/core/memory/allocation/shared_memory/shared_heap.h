@@ -403,7 +403,7 @@ class SharedHeap {
   // By first address: of an attached segment, or of a block of a detached one.
   std::map<const char*, Holdings*> by_address_;
   std::vector<Attached*> owned_;
-  SharedIdleRuns idle_runs_;     // of owned segments
+  SharedIdleRuns idle_runs_;  // of owned segments
   // The attached segments of other owners after the last SaveDescriptors, less
   // those that a later CollectOthers has removed.
   size_t saved_{0};
