@@ -348,6 +348,25 @@ assert len([*loader]) == 100
 """,
         )
 
+    def test_exit_does_not_wait_for_readers_of_a_dropped_iterator(self):
+        self.run_script(
+            0,
+            f"""
+import time
+from paddle.io.dataloader import iterator_lifetime
+
+class Slow(Numbers):
+    def __getitem__(self, i):
+        time.sleep(2)
+        return np.array(i)
+
+iterator_lifetime.MP_STATUS_CHECK_INTERVAL = {2 * WAIT_S}
+# Its thread ends after this drop has stopped waiting for it.
+iterator_lifetime._WAIT_S = 0.1
+next(iter(paddle.io.DataLoader(Slow())))
+""",
+        )
+
     def test_the_thread_of_an_iterator_without_a_length_ends_at_exit(self):
         # Handlers run in the reverse order, so this one after Paddle's.
         check = """

@@ -20,14 +20,32 @@ import tempfile
 import threading
 import unittest
 from typing import Any, Callable
+from unittest import mock
 
 import numpy as np
-from concurrent_base import WAIT_S, in_threads
+from concurrent_base import WAIT_S, in_threads, wait_until
 
 import paddle
+from paddle.base.threads import programs
 
-# How long a trace waits for a thread that must not continue meanwhile.
-TRACE_S = 0.5
+
+class ObservedLock:
+    """Wraps the lock of traces. `has_waiter` is set when a thread waits."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self.has_waiter = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lock, name)
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.has_waiter.set()
+            self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
 
 
 class StaticProgram:
@@ -74,17 +92,20 @@ class TestStaticProgramsBesideATrace(unittest.TestCase):
         paddle.set_device("cpu")
         self.static = StaticProgram()
 
-    def ends_during_trace(
-        self, in_static_mode: Callable[[], Any], wait_s: float
-    ) -> bool:
-        """Returns whether the function ends while another thread traces."""
+    def waits_for_trace(self, in_static_mode: Callable[[], Any]) -> bool:
+        """Returns whether the function waits while another thread traces."""
         tracing, ended = threading.Event(), threading.Event()
-        ended_during_trace = []
+        lock = ObservedLock(programs._building)
+        waits = []
 
         def traced(x: paddle.Tensor) -> paddle.Tensor:
             x = x + 1
             tracing.set()
-            ended_during_trace.append(ended.wait(wait_s))
+            wait_until(
+                lambda: ended.is_set() or lock.has_waiter.is_set(),
+                "the other thread has ended, or waits",
+            )
+            waits.append(not ended.is_set())
             return x * 3
 
         def trace() -> list[float]:
@@ -97,12 +118,13 @@ class TestStaticProgramsBesideATrace(unittest.TestCase):
             in_static_mode()
             ended.set()
 
-        answer, _ = in_threads(trace, use_static_program)
+        with mock.patch.object(programs, "_building", lock):
+            answer, _ = in_threads(trace, use_static_program)
         self.assertEqual(answer, [6.0, 6.0])
-        return ended_during_trace[0]
+        return waits[0]
 
     def test_first_run_waits_for_the_trace(self):
-        self.assertFalse(self.ends_during_trace(self.static.run, TRACE_S))
+        self.assertTrue(self.waits_for_trace(self.static.run))
         paddle.enable_static()
         self.addCleanup(paddle.disable_static)
         self.assertEqual(self.static.run(), [[2.0, 2.0]])
@@ -112,13 +134,22 @@ class TestStaticProgramsBesideATrace(unittest.TestCase):
             self.assertEqual(self.static.run(), [[2.0, 2.0]])
 
         in_threads(lambda: (paddle.enable_static(), check()))
-        self.assertTrue(self.ends_during_trace(check, WAIT_S))
+        self.assertFalse(self.waits_for_trace(check))
+
+    def test_run_of_the_default_program_waits_for_the_trace(self):
+        # The trace has another default program.
+        def run() -> None:
+            with self.assertWarnsRegex(UserWarning, "no operator"):
+                self.static.executor.run(scope=self.static.scope)
+
+        in_threads(lambda: (paddle.enable_static(), run()))
+        self.assertTrue(self.waits_for_trace(run))
 
     def test_normalize_program_waits_for_the_trace(self):
-        self.assertFalse(self.ends_during_trace(self.static.normalize, TRACE_S))
+        self.assertTrue(self.waits_for_trace(self.static.normalize))
 
     def test_save_inference_model_waits_for_the_trace(self):
-        self.assertFalse(self.ends_during_trace(self.static.save, TRACE_S))
+        self.assertTrue(self.waits_for_trace(self.static.save))
 
 
 class TestFirstRuns(unittest.TestCase):

@@ -374,10 +374,9 @@ class TestPredictorPool(PredictorTestCase):
         with self.assertRaisesRegex(ValueError, "0 predictors"):
             PredictorPool(self.config(PAIR), 0)
         with unittest.mock.patch(CREATE) as create:
-            for size in (1.5, "2", None, True):
-                with self.assertRaisesRegex(
-                    TypeError, f"{size!r}, of type .* integer of 1 or more"
-                ):
+            for size in (1.5, "2", None, True, np.arange(2)):
+                message = f"{re.escape(repr(size))}, .* integer of 1 or more"
+                with self.assertRaisesRegex(TypeError, message):
                     PredictorPool(self.config(PAIR), size)
             create.assert_not_called()
         PredictorPool(self.config(PAIR), np.int64(1)).predict([X, Y])

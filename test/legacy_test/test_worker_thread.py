@@ -18,6 +18,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import re
 import sys
 import threading
 import time
@@ -247,8 +248,9 @@ class TestRandomNumbers(WorkerTestCase):
         for seed in (-1, 2**64):
             with self.assertRaisesRegex(ValueError, f"received {seed}"):
                 WorkerThread(draw, seed=seed)
-        for seed in ("seven", 1.5, True):
-            with self.assertRaisesRegex(TypeError, f"received {seed!r}"):
+        for seed in ("seven", 1.5, True, np.arange(2)):
+            message = re.escape(f"received {seed!r}")
+            with self.assertRaisesRegex(TypeError, message):
                 WorkerThread(draw, seed=seed)
 
 
@@ -564,6 +566,11 @@ threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
 """
 
 
+def fail_beside_a_worker():
+    WorkerThread(wait_for, [Waiters(), lambda: False]).start()
+    raise DeliberateError
+
+
 def leave_work_to_a_worker(connection):
     """Returns while a worker, which needs a daemon worker, is at work."""
 
@@ -619,6 +626,17 @@ class TestEndOfPython(unittest.TestCase):
         child.join(WAIT_S)
         self.assertEqual(child.exitcode, 1)
         self.assertIn(b"DeliberateError", os.read(ours, 10000))
+
+    @unittest.skipUnless(sys.platform == "linux", "needs worker processes")
+    def test_a_process_that_is_not_forked_and_fails_does_not_wait(self):
+        for method in ("spawn", "forkserver"):
+            with self.subTest(method):
+                context = multiprocessing.get_context(method)
+                child = context.Process(target=fail_beside_a_worker)
+                child.start()
+                self.addCleanup(child.kill)
+                child.join(WAIT_S)
+                self.assertEqual(child.exitcode, 1)
 
     @unittest.skipUnless(sys.platform == "linux", "needs worker processes")
     def test_a_process_of_multiprocessing_ends_after_its_workers(self):

@@ -28,10 +28,10 @@ __all__ = []
 
 
 class _ThreadGroup(Group):
-    """The group of one thread.
+    """A group whose ranks are threads. Each object belongs to one rank.
 
-    A `Group` of one rank says that the rank is no member, so that operations
-    do nothing or raise an error.
+    A `Group` says that the rank of a group of one is no member, so that
+    operations do nothing or raise an error.
     """
 
     def is_member(self) -> bool:

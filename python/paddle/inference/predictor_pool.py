@@ -58,12 +58,15 @@ def _input_types(config: Config, predictor: Predictor) -> dict[str, str]:
 def _as_integer(value: int, what: str, range_text: str) -> int:
     """Returns an argument as an int. Raises TypeError if it is not an integer,
     or is True or False, which are integers in Python."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except (TypeError, AssertionError):  # a Tensor raises the latter
         raise TypeError(
             f"The {what} of a PredictorPool is {value!r}, of type "
             f"{type(value).__name__}. Pass an integer {range_text}."
-        )
-    return operator.index(value)
+        ) from None
 
 
 class PredictorPool:

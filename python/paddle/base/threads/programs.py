@@ -11,7 +11,8 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""Programs of `to_static` and `jit.load` that several threads build and run.
+"""Programs of `to_static` and `jit.load`, and first runs of static programs, on
+several threads.
 
 Invariants:
 

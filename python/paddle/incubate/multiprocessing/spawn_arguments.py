@@ -124,10 +124,12 @@ def check_fork(names: list[str] | list[None]) -> None:
 
 def _names_of_type(device_type: str, world_size: int) -> list[str]:
     if ":" in device_type:
+        # Raises the error of a wrong name.
+        name = _name_of_device(device_type)
         raise ValueError(
             "`devices` must be a type such as 'cpu' or 'gpu', or a sequence of "
             f"one device per rank, but received {device_type!r}. Pass "
-            f"{[device_type]} * {world_size} to use one device for all ranks."
+            f"{[name]} * {world_size} to use one device for all ranks."
         )
     kind, _ = parse(device_type)
     if kind == "cpu":

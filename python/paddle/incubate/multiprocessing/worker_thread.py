@@ -25,7 +25,7 @@ import threading
 import time
 import warnings
 import weakref
-from multiprocessing import current_process, parent_process, util
+from multiprocessing import parent_process, util
 from traceback import walk_stack, walk_tb
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -42,7 +42,6 @@ from .caller_modes import modes_of_caller
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
-    from multiprocessing.process import BaseProcess
     from types import TracebackType
 
     from typing_extensions import Self
@@ -447,7 +446,8 @@ class WorkerThread(threading.Thread):
                 if time.monotonic() >= end:
                     break
             if timeout is not None:
-                timeout = max(0, end - time.monotonic())
+                left = max(0, end - time.monotonic())
+                timeout = min(left, threading.TIMEOUT_MAX)
         super().join(timeout)
 
     def _wait_for(
@@ -491,12 +491,15 @@ class WorkerThread(threading.Thread):
 def checked_seed(seed: int) -> int:
     """Returns the seed of a thread as an `int`, or raises TypeError or
     ValueError."""
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+    try:
+        if isinstance(seed, bool):
+            raise TypeError
+        value = operator.index(seed)
+    except (TypeError, AssertionError):  # a Tensor raises the latter
         raise TypeError(
             "The seed of a WorkerThread must be an integer, but received "
             f"{seed!r}."
-        )
-    value = operator.index(seed)
+        ) from None
     if not 0 <= value < 2**64:
         raise ValueError(
             "The seed of a WorkerThread must be at least 0 and less than "
@@ -583,23 +586,21 @@ def _leave_child() -> None:
     stop_workers()
 
 
-def _leave_after_run(process: BaseProcess) -> None:
-    run = process.run
-
-    def run_and_leave() -> None:
-        try:
-            run()
-        finally:
-            _leave_child()
-
-    process.run = run_and_leave
+def _leave_child_before_joins() -> None:
+    if parent_process() is None:
+        return
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_bootstrap":
+        frame = frame.f_back
+    if frame is not None and frame.f_locals.get("exitcode"):
+        # The child has failed. Its error is no longer in sys.exc_info().
+        stop_workers()
+    else:
+        _leave_child()
 
 
 def _leave_at_exit_of_child() -> None:
     util.Finalize(None, _leave_child, exitpriority=10)
-    if sys.version_info >= (3, 13):
-        # There Python joins threads before it calls finalizers.
-        _leave_after_run(current_process())
 
 
 # Here Python has joined the threads that are not daemons, unless Ctrl-C has
@@ -609,3 +610,8 @@ atexit.register(stop_workers)
 util.register_after_fork(_leave_at_exit_of_child, lambda register: register())
 if parent_process() is not None:
     _leave_at_exit_of_child()
+# Python calls this before it joins threads that are not daemons, and from
+# Python 3.13 on before finalizers. A spawned child that imported this module
+# before its process object began to run has no finalizer.
+with contextlib.suppress(RuntimeError):  # if that has already begun
+    threading._register_atexit(_leave_child_before_joins)

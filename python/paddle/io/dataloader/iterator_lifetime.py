@@ -166,6 +166,8 @@ def end_dropped(iterator: Any) -> None:
         core._erase_process_pids(id(iterator))
     iterator._try_shutdown_all(_WAIT_S)
     _drop_reader(iterator)
+    # Nobody reads it any more, so the exit need not wait for that.
+    iterator._ended = True
 
 
 def _keep_forever(kept: object) -> None:
