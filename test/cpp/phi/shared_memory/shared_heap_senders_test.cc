@@ -546,7 +546,6 @@ TEST_BOTH(SharedHeapSendersTest, AProcessThatCollectsKeepsFewDescriptors) {
     blocks.push_back(ReceiveFrom(&senders, kSmall, i));
     senders.Kill();
     Heap().Collect({});
-    Heap().CollectDead();
     EXPECT_LE(Possessions::Now().descriptors, before.descriptors + kFewOpen);
   }
   for (int i = 0; i < kMany; ++i) EXPECT_TRUE(HasContent(blocks[i], i));
