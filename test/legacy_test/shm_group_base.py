@@ -251,6 +251,16 @@ def join_default_group() -> None:
     dist.init_parallel_env()
 
 
+def wait_with_wrong_timeout() -> tuple[str, bool]:
+    """Returns the error of a wait, and whether the next wait succeeds."""
+    task = dist.all_reduce(paddle.ones([1]), sync_op=False)
+    try:
+        task.wait("x")
+    except TypeError as error:
+        return str(error), task.wait(None)
+    raise AssertionError("the timeout was accepted")
+
+
 def _listens(port: int) -> bool:
     """Returns whether a socket of this machine listens on a port."""
     for name in _LISTENERS:

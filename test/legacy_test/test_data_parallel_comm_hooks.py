@@ -53,6 +53,15 @@ if TYPE_CHECKING:
 
     from paddle.distributed.communication.group import Group
 
+# The hooks of paddle.distributed.comm_hooks.
+HOOKS = (
+    "allreduce_hook",
+    "fp16_compress_hook",
+    "bf16_compress_hook",
+    "quantization_8bit_hook",
+    "powerSGD_hook",
+)
+
 
 def one_step(group, hook, state=None, **options) -> list:
     layer = new_layer(0)
@@ -922,13 +931,7 @@ class TestOverSharedMemory(HookCases, ThreadedHookCases, RanksCase):
         )
 
     def test_hooks_accept_empty_gradients(self):
-        for name in (
-            "allreduce_hook",
-            "fp16_compress_hook",
-            "bf16_compress_hook",
-            "quantization_8bit_hook",
-            "powerSGD_hook",
-        ):
+        for name in HOOKS:
             with self.subTest(name=name):
                 found = self.call(train_with_an_empty_parameter, name)
                 np.testing.assert_allclose(found, [[1.5] * 3] * 2, rtol=1e-2)
@@ -997,13 +1000,7 @@ class TestPairs(RanksCase):
     size = 4
 
     def test_hooks_average_over_the_group_of_their_data_parallel(self):
-        for name in (
-            "allreduce_hook",
-            "fp16_compress_hook",
-            "bf16_compress_hook",
-            "quantization_8bit_hook",
-            "powerSGD_hook",
-        ):
+        for name in HOOKS:
             with self.subTest(name=name):
                 found = self.call(average_in_pairs, name)
                 for rank, each in enumerate(found):

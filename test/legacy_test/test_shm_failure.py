@@ -40,6 +40,7 @@ from shm_group_base import (
     RanksTestCase,
     free_port,
     join_default_group,
+    wait_with_wrong_timeout,
 )
 from test_shared_memory_unavailable import HAS_FILTER, run_without_locks
 
@@ -188,15 +189,6 @@ def wait_with_timeout(timeout: datetime.timedelta) -> tuple[bool, bool]:
 def all_reduce_with_timeout(timeout: datetime.timedelta) -> tuple[bool, float]:
     x = paddle.ones([10])
     return dist.all_reduce(x, sync_op=False).wait(timeout), float(x[0])
-
-
-def wait_with_wrong_timeout() -> tuple[str, bool]:
-    task = dist.all_reduce(paddle.ones([1]), sync_op=False)
-    try:
-        task.wait("x")
-    except TypeError as error:
-        return str(error), task.wait(None)
-    raise AssertionError("the timeout was accepted")
 
 
 def finish_waiting() -> tuple[bool, float]:

@@ -52,6 +52,7 @@ from shm_group_base import (
     Ranks,
     RanksTestCase,
     join_default_group,
+    wait_with_wrong_timeout,
 )
 
 import paddle
@@ -491,15 +492,6 @@ def wait_briefly() -> list:
         for timeout in (datetime.timedelta(milliseconds=10), 0.01, -1, np.nan)
     ]
     return [*waited, task.is_completed(), x.tolist()]
-
-
-def wait_with_wrong_timeout() -> tuple[str, bool]:
-    task = dist.all_reduce(paddle.ones([1]), sync_op=False)
-    try:
-        task.wait("x")
-    except TypeError as error:
-        return str(error), task.wait(None)
-    raise AssertionError("the timeout was accepted")
 
 
 def wait_again() -> list:

@@ -253,10 +253,11 @@ def _end_reader_threads() -> None:
     deadline = time.monotonic() + MP_STATUS_CHECK_INTERVAL
     for iterator in iterators:
         end_reader_thread(iterator, max(0, deadline - time.monotonic()))
-        while not (iterator._may_read or iterator._ended):
-            # A daemon thread is reading it.
-            if time.monotonic() > deadline:
-                break
+        # A daemon thread may be reading it.
+        while (
+            not (iterator._may_read or iterator._ended)
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.001)
         if not hasattr(iterator, "_workers"):
             _drop_reader(iterator)
