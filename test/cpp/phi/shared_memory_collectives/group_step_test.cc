@@ -206,11 +206,14 @@ ISOLATED_TEST(GroupStepTest, AnOperationThatOthersWaitInTakesFewSystemCalls) {
   SteppedProcess second(kStrategy);
   MakeGroup(&first, &second);
   const int none = second.CountCalls(DoNothing);
+  // When it publishes and when it ends, it may see that the other rank sleeps.
+  constexpr int kWakeUps = 2;
+  // At most one check whether the ranks are alive: two calls for the own
+  // descriptor and the lock, and seven that read the status of a process.
+  constexpr int kCheck = 9;
   first.Start(MeetOnce);
   ASSERT_TRUE(Eventually([&] { return first.IsInFutexCall(); }));
-  // To wake the other rank, and to check whether it is alive: its lock, its
-  // process and the own descriptor.
-  EXPECT_LE(second.CountCalls(MeetOnce), none + 8);
+  EXPECT_LE(second.CountCalls(MeetOnce), none + kWakeUps + kCheck);
   EXPECT_TRUE(first.Wait().good);
 }
 
