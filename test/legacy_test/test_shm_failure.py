@@ -178,7 +178,9 @@ def barrier_after_leaving() -> None:
     process_group().barrier()
 
 
-def wait_with_timeout(timeout: datetime.timedelta) -> tuple[bool, bool]:
+def wait_with_timeout(
+    timeout: datetime.timedelta | float,
+) -> tuple[bool, bool]:
     """Returns the results of a wait that ends before rank 1 arrives."""
     x = paddle.ones([10])
     task = dist.all_reduce(x, sync_op=False)
@@ -990,9 +992,10 @@ class TestShmFailure(RanksTestCase):
 
     def test_wait_with_a_timeout_leaves_the_operation_in_flight(self):
         ranks = self.start_group(2)
-        for microseconds in (10000, 900, 1, -1):
-            with self.subTest(microseconds=microseconds):
-                timeout = datetime.timedelta(microseconds=microseconds)
+        microseconds = (10000, 900, 1, -1)
+        timeouts = [datetime.timedelta(microseconds=m) for m in microseconds]
+        for timeout in (*timeouts, float("nan")):
+            with self.subTest(timeout=timeout):
                 self.assertEqual(
                     ranks.call(wait_with_timeout, timeout, ranks=[0]),
                     [(False, False)],

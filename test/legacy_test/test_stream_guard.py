@@ -17,11 +17,12 @@ The tests run on all devices with streams: GPUs, and the devices of the plugin
 in test/custom_runtime/host_device.
 """
 
+import threading
 import unittest
 from types import SimpleNamespace
 from unittest import mock
 
-from concurrent_base import in_thread
+from concurrent_base import WAIT_S, Worker, in_thread
 from thread_device_base import (
     StreamTestCase,
     handle,
@@ -34,7 +35,13 @@ import paddle
 from paddle.base import core
 from paddle.base.threads import devices, stream_guards, streams
 from paddle.base.threads.thread_value import UNSET
-from paddle.device import Stream, default_stream, set_stream, stream_guard
+from paddle.device import (
+    Event,
+    Stream,
+    default_stream,
+    set_stream,
+    stream_guard,
+)
 
 
 def place_of_zeros():
@@ -135,6 +142,24 @@ class TestStreamOfAnotherDevice(StreamTestCase):
             return devices.current_place.get_local()
 
         self.assertIs(in_thread(enter), UNSET)
+
+    def test_thread_without_a_device_keeps_that_of_the_stream(self):
+        entered, may_go_on = threading.Event(), threading.Event()
+
+        def enter():
+            with stream_guard(Stream(self.devices[0])):
+                entered.set()
+                self.assertTrue(may_go_on.wait(WAIT_S))
+                inside = places_of_new_tensors()
+            return inside, places_of_new_tensors()
+
+        worker = Worker(enter)
+        self.assertTrue(entered.wait(WAIT_S))
+        with paddle.device.device_guard(self.second):
+            may_go_on.set()
+            self.assertEqual(
+                worker.result(), ({self.devices[0]}, {self.second})
+            )
 
     def test_other_threads_keep_their_device(self):
         def enter():
@@ -237,6 +262,28 @@ class TestEventsOfAnotherDevice(StreamTestCase):
             self.check_event()
         in_thread(self.check_event)
 
+    def test_an_event_does_not_change_the_device_of_other_threads(self):
+        seen = []
+        create = paddle.device._create_event_base
+
+        def seen_by_another_thread(**options):
+            seen.append(in_thread(paddle.get_device))
+            return create(**options)
+
+        with mock.patch.object(
+            paddle.device, "_create_event_base", seen_by_another_thread
+        ):
+            self.check_event()
+            Stream().wait_stream(self.stream)
+        self.assertEqual(seen, [self.devices[0]] * 2)
+
+    def test_an_event_of_another_device_is_refused(self):
+        event = Event()
+        with self.assertRaisesRegex(
+            ValueError, f"{self.devices[0]}.*{self.devices[1]}"
+        ):
+            event.record(self.stream)
+
     def test_streams_of_two_devices_wait_for_each_other(self):
         other = Stream()
         other.wait_stream(self.stream)
@@ -314,6 +361,14 @@ class TestSeveralStreams(StreamTestCase):
             with self.assertRaisesRegex(ValueError, self.accelerators[1]):
                 stream_guard(twice).__enter__()
         set_stream.assert_not_called()
+
+    def test_two_objects_of_one_stream_are_accepted(self):
+        with stream_guard(self.streams):
+            current = paddle.device.current_stream(self.accelerators[1])
+            with stream_guard([*self.streams, current]):
+                self.assertEqual(
+                    self.current(), list(map(handle, self.streams))
+                )
 
     def test_an_object_other_than_a_stream_is_refused_and_changes_nothing(self):
         def enter():

@@ -571,9 +571,10 @@ bool ShmTask::WaitFor(Seconds timeout) {
   EnforceNotForked();
   using Clock = std::chrono::steady_clock;
   if (timeout == Seconds::zero()) timeout = kLongest;
+  // Not std::clamp, which keeps NaN. With that, the wait returns immediately.
+  timeout = timeout > -kLongest ? std::min(timeout, kLongest) : -kLongest;
   const Clock::time_point deadline =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                         std::clamp(timeout, -kLongest, kLongest));
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(timeout);
   std::unique_lock<std::mutex> lock(mutex_);
   const auto completed = [this] { return is_completed_; };
   while (!completed_.wait_until(

@@ -193,6 +193,25 @@ def tracer_of_thread(tracer: Tracer | None) -> Tracer | None:
 
 
 @contextmanager
+def operators_on(place: core.Place) -> Iterator[None]:
+    """
+    A context in which the calling thread's operators run on a place, such as
+    that of their input. The current device does not change: on the main thread,
+    other threads may follow it. Does nothing in static graph mode. Thread-safe.
+    """
+    place = concrete_place(place)
+    state = framework.global_var.__dict__
+    if place is UNSET or state["_dygraph_tracer_"] is None:
+        yield
+        return
+    core._switch_tracer(_tracer_of_place(place))
+    try:
+        yield
+    finally:
+        core._switch_tracer(state["_dygraph_tracer_"])
+
+
+@contextmanager
 def temporary_mode() -> Iterator[None]:
     """
     A context in which the main thread may change the graph mode without

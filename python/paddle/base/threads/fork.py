@@ -33,6 +33,8 @@ __all__ = []
 class Step:
     """The steps of a child after a fork, in this order."""
 
+    # Hooks on saved tensors are those of its only thread. Needs no other step.
+    SAVED_TENSORS_HOOKS = 0
     # The forking thread becomes the main thread.
     MAIN_THREAD = 1
     # Its current device and its operator device become the process's.

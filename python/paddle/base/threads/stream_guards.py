@@ -45,7 +45,7 @@ def _check_one_per_device(streams: Sequence[Stream]) -> None:
         if not hasattr(stream, "stream_base"):
             continue  # Not a stream: setting it raises the error.
         first = by_place.setdefault(hash(stream.device), stream)
-        if first is not stream:
+        if first != stream:
             raise ValueError(
                 "A guard takes one stream per device, but received two of "
                 f"{stream.device}: {first} and {stream}. Please pass only the "
@@ -81,9 +81,11 @@ def _enter_one(stream: Stream, set_stream: SetStream) -> Callable[[], Any]:
     place = getattr(stream, "device", None)
     gpu_before = _gpu_to_leave(place)
     restore = _swap(stream, set_stream)
-    current = current_place.get()
+    # UNSET on a thread that follows the main thread, whose device may change
+    # inside the context.
+    saved = current_place.saved()
     # Place's own operator compares hashes, too, but is slower.
-    is_current = place is current or hash(place) == hash(current)
+    is_current = place is saved or hash(place) == hash(saved)
     if is_current and gpu_before is None:
         return restore
     with contextlib.ExitStack() as stack:
@@ -92,7 +94,7 @@ def _enter_one(stream: Stream, set_stream: SetStream) -> Callable[[], Any]:
             stack.callback(core.set_cuda_current_device_id, gpu_before)
             core.set_cuda_current_device_id(place.get_device_id())
         if not is_current:
-            stack.callback(set_place, current_place.saved())
+            stack.callback(set_place, saved)
             set_place(place)
         return stack.pop_all().close
 

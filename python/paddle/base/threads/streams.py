@@ -288,17 +288,44 @@ def threads_have_streams(place: core.Place) -> bool:
     )
 
 
+def new_event(place: core.Place) -> Event:
+    """
+    Returns an event of a device that need not be the current one. A guard would
+    change the current device: on the main thread, other threads may follow it.
+    Thread-safe.
+    """
+    from paddle import device
+
+    custom = isinstance(place, core.CustomPlace)
+    gpu = isinstance(place, core.CUDAPlace)
+    event = device.Event.__new__(device.Event)
+    event.device = place
+    if gpu:
+        # CUDA creates an event on its own current device.
+        previous = core.get_cuda_current_device_id()
+        core.set_cuda_current_device_id(place.get_device_id())
+    try:
+        event.event_base = device._create_event_base(
+            device_type=place.get_device_type() if custom else None,
+            device_id=place.get_device_id(),
+        )
+    finally:
+        if gpu:
+            core.set_cuda_current_device_id(previous)
+    return event
+
+
 def event_after_work(place: core.Place) -> Event:
     """
     Returns an event recorded after the work that the calling thread has started
     on its current stream of a device. Thread-safe.
     """
-    from paddle.device import current_stream, device
+    from paddle.device import current_stream
 
     place = concrete_place(place)
-    # The event is created on the current device.
-    with device(place):
-        return current_stream(place).record_event()
+    event = new_event(place)
+    event.record(current_stream(place))
+    return event
 
 
 def others_have_streams(place: core.Place) -> bool:

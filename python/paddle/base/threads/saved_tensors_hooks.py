@@ -1,0 +1,149 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The hooks of `paddle.autograd.saved_tensors_hooks`, per thread.
+
+The C++ of autograd has one pair of hooks for the process. While any thread is
+inside a context, that pair is `_pack` and `_unpack`: they call the hooks of the
+calling thread's innermost context. On other threads they keep the tensor.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from paddle.base import core
+
+from . import device_guards, fork
+
+if TYPE_CHECKING:
+    from typing import Callable
+
+    from paddle import Tensor
+
+__all__ = []
+
+
+class Hooks(Protocol):
+    """A context with a pair of hooks."""
+
+    pack_hook: Callable[[Tensor], Any]
+    unpack_hook: Callable[[Any], Tensor]
+
+
+class _Packed(NamedTuple):
+    value: Any
+    unpack: Callable[[Any], Tensor]
+
+
+class _Kept(NamedTuple):
+    tensor: Tensor
+    version: int
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        # The contexts that the thread is inside of, innermost last.
+        self.entered: list[Hooks] = []
+
+
+_local = _Local()
+# Protects the next two.
+_lock = threading.Lock()
+# How many contexts the threads are inside of.
+_contexts = 0
+# Whether C++ has the pair.
+_is_registered = False
+# Whether the pair remains registered after the last context. Unregistering it
+# while another thread runs an operator is not safe in C++.
+_is_permanent = False
+
+
+def _pack(tensor: Tensor) -> _Packed | _Kept:
+    global _is_permanent
+    if not _local.entered:
+        _is_permanent = True
+        # Not the tensor itself: an output would keep the graph that keeps it.
+        return _Kept(tensor.detach(), tensor.inplace_version)
+    hooks = _local.entered[-1]
+    return _Packed(hooks.pack_hook(tensor), hooks.unpack_hook)
+
+
+def _unpack(packed: _Packed | _Kept) -> Tensor:
+    if isinstance(packed, _Packed):
+        return packed.unpack(packed.value)
+    if packed.tensor.inplace_version != packed.version:
+        raise RuntimeError(
+            "A tensor that backward needs was modified in place after the "
+            f"forward pass: {packed.tensor}. Modify a copy instead."
+        )
+    return packed.tensor
+
+
+def enter(hooks: Hooks) -> None:
+    """
+    Makes `hooks` the hooks of the calling thread. In nested contexts, the
+    innermost one applies. Thread-safe.
+    """
+    global _contexts, _is_registered
+    with _lock:
+        if not _is_registered:
+            core.eager.register_saved_tensors_hooks(_pack, _unpack)
+            _is_registered = True
+        _contexts += 1
+    _local.entered.append(hooks)
+
+
+def leave(hooks: Hooks) -> None:
+    """
+    Ends `enter`. Thread-safe.
+
+    Raises:
+        RuntimeError: the thread is not inside `hooks`. Nothing changes.
+    """
+    global _contexts
+    entered = _local.entered
+    for i in reversed(range(len(entered))):
+        if entered[i] is hooks:
+            del entered[i]
+            break
+    else:
+        raise device_guards.left_on_wrong_thread("saved_tensors_hooks")
+    with _lock:
+        _contexts -= 1
+        if _contexts == 0 and not _is_permanent:
+            _unregister()
+
+
+def _unregister() -> None:
+    global _is_registered
+    if _is_registered:
+        core.eager.reset_saved_tensors_hooks()
+        _is_registered = False
+
+
+# Later, C++ would drop the pair at its own exit, and wait for the GIL forever.
+atexit.register(_unregister)
+
+
+@fork.run_in_child(fork.Step.SAVED_TENSORS_HOOKS)
+def _forget_other_threads(was_main: bool) -> None:
+    global _contexts, _is_permanent, _lock
+    # Another thread may have held it at the fork.
+    _lock = threading.Lock()
+    _contexts = len(_local.entered)
+    _is_permanent = False
+    if _contexts == 0:
+        _unregister()

@@ -1,0 +1,200 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+from __future__ import annotations
+
+import gc
+import threading
+import unittest
+import weakref
+
+from concurrent_base import (
+    WAIT_S,
+    Worker,
+    in_fork,
+    in_thread,
+    in_threads,
+    run_command,
+    script_command,
+)
+
+import paddle
+from paddle.autograd import saved_tensors_hooks
+from paddle.distributed.fleet.utils import recompute
+
+
+def leaf(*values: float) -> paddle.Tensor:
+    return paddle.to_tensor(values, dtype="float32", stop_gradient=False)
+
+
+def grad_of_square(x: paddle.Tensor) -> list[float]:
+    """Returns the gradient of the sum of x * x, which is 2 * x."""
+    (x * x).sum().backward()
+    return x.grad.tolist()
+
+
+def times(factor: float) -> saved_tensors_hooks:
+    """
+    Returns hooks that multiply each saved tensor by `factor`, which shows in a
+    gradient.
+    """
+    return saved_tensors_hooks(lambda x: x * factor, lambda x: x)
+
+
+class HooksTestCase(unittest.TestCase):
+    def setUp(self):
+        before = paddle.get_device()
+        self.addCleanup(paddle.set_device, before)
+        paddle.set_device("cpu")
+
+
+class TestHooksOfThreads(HooksTestCase):
+    def test_hooks_act_on_the_thread_that_entered_them(self):
+        with times(10):
+            self.assertEqual(in_thread(grad_of_square, leaf(1, 2)), [2, 4])
+            self.assertEqual(grad_of_square(leaf(1, 2)), [20, 40])
+
+    def test_each_thread_has_its_own_hooks(self):
+        both_inside = threading.Barrier(2, timeout=WAIT_S)
+
+        def run(factor):
+            with times(factor):
+                both_inside.wait()
+                gradient = grad_of_square(leaf(1))
+                both_inside.wait()
+                return gradient
+
+        self.assertEqual(
+            in_threads(lambda: run(10), lambda: run(100)), [[20], [200]]
+        )
+
+    def test_hooks_of_a_thread_outlive_those_of_another(self):
+        entered, may_go_on = threading.Event(), threading.Event()
+
+        def run():
+            with times(10):
+                entered.set()
+                self.assertTrue(may_go_on.wait(WAIT_S))
+                return grad_of_square(leaf(1))
+
+        worker = Worker(run)
+        self.assertTrue(entered.wait(WAIT_S))
+        with times(100):
+            pass
+        may_go_on.set()
+        self.assertEqual(worker.result(), [20])
+        self.assertEqual(grad_of_square(leaf(1)), [2])
+
+    def test_backward_on_another_thread_uses_the_hooks_of_the_forward_pass(
+        self,
+    ):
+        x = leaf(1, 2)
+        with times(10):
+            loss = (x * x).sum()
+        with times(100):
+            in_thread(loss.backward)
+        self.assertEqual(x.grad.tolist(), [20, 40])
+
+    def test_the_innermost_hooks_apply(self):
+        with times(10):
+            with times(100):
+                self.assertEqual(grad_of_square(leaf(1)), [200])
+            self.assertEqual(grad_of_square(leaf(1)), [20])
+        self.assertEqual(grad_of_square(leaf(1)), [2])
+
+    def test_hooks_left_on_another_thread_are_refused(self):
+        hooks = times(10)
+        with hooks:
+            with self.assertRaisesRegex(RuntimeError, "has not entered it"):
+                in_thread(hooks.__exit__, None, None, None)
+            self.assertEqual(grad_of_square(leaf(1)), [20])
+
+    def test_recomputation_on_several_threads_gives_the_gradients(self):
+        def run():
+            for _ in range(20):
+                x = leaf(1, 2, 3)
+                y = recompute(lambda x: x * x * x, x, use_reentrant=False)
+                y.sum().backward()
+                self.assertEqual(x.grad.tolist(), [3, 12, 27])
+
+        in_threads(run, run, run)
+
+
+class TestOtherThreads(HooksTestCase):
+    """A thread without hooks, while another thread has hooks."""
+
+    def setUp(self):
+        super().setUp()
+        hooks = times(10)
+        hooks.__enter__()
+        self.addCleanup(hooks.__exit__, None, None, None)
+
+    def test_a_dropped_graph_is_freed(self):
+        class Hook:
+            def __call__(self, grad):
+                pass
+
+        def build():
+            hook = Hook()
+            y = leaf(1) * 2
+            y.register_hook(hook)
+            # Its backward pass needs its output.
+            y.exp()
+            return weakref.ref(hook)
+
+        gone = in_thread(build)
+        gc.collect()
+        self.assertIsNone(gone())
+
+    def test_a_saved_tensor_that_was_modified_in_place_is_an_error(self):
+        def run():
+            x = leaf(1) * 1
+            loss = (x * x).sum()
+            x.add_(paddle.ones([1]))
+            loss.backward()
+
+        with self.assertRaises(Exception) as caught:
+            in_thread(run)
+        cause = caught.exception.__cause__ or caught.exception
+        self.assertIn("modified in place", str(cause))
+
+    def test_a_child_that_it_forks_has_no_hooks(self):
+        def check():
+            self.assertEqual(grad_of_square(leaf(1)), [2])
+            with times(100):
+                self.assertEqual(grad_of_square(leaf(1)), [200])
+            self.assertEqual(grad_of_square(leaf(1)), [2])
+
+        in_thread(in_fork, check)
+
+    def test_a_child_of_the_thread_with_hooks_keeps_them(self):
+        in_fork(lambda: self.assertEqual(grad_of_square(leaf(1)), [20]))
+
+
+class TestExit(HooksTestCase):
+    def test_a_program_ends_after_a_thread_ran_beside_hooks(self):
+        run_command(
+            self,
+            script_command(
+                "from test_saved_tensors_hooks_threads import *\n"
+                "paddle.set_device('cpu')\n"
+                "with times(10):\n"
+                "    in_thread(grad_of_square, leaf(1))\n"
+            ),
+            None,
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()
