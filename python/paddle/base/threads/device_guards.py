@@ -137,6 +137,7 @@ def left_on_wrong_thread(name: str) -> RuntimeError:
     return RuntimeError(
         f"The context {name} was left on thread "
         f"{threading.current_thread().name!r}, which has not entered it. The "
-        "current device and streams belong to a thread: leave a context on the "
-        "thread that entered it, and enter one on each thread that needs it."
+        "current device, streams and scope belong to a thread: leave a context "
+        "on the thread that entered it, and enter one on each thread that "
+        "needs it."
     )
