@@ -18,13 +18,15 @@ from __future__ import annotations
 import threading
 import unittest
 from typing import Any, Callable
+from unittest import mock
 
 import numpy as np
-from concurrent_base import WAIT_S, in_threads
+from concurrent_base import WAIT_S, in_thread, in_threads
 from jit_threads_base import JitTestCase
 
 import paddle
 from paddle import nn
+from paddle.base.framework import EagerParamBase
 
 
 class ClipThatCalls(nn.ClipGradByValue):
@@ -146,6 +148,53 @@ class TestOptimizers(JitTestCase):
             return wrong
 
         return in_threads(first_calls, train)[0]
+
+
+class ListAndDict(nn.Layer):
+    """Adds three parameters, which are ones, to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        ones = [
+            self.create_parameter(
+                [2], default_initializer=nn.initializer.Constant(1.0)
+            )
+            for _ in range(3)
+        ]
+        self.list = nn.ParameterList(ones[:2])
+        self.dict = nn.ParameterDict({"c": ones[2]})
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return x + self.list[0] + self.list[1] + self.dict["c"]
+
+    def parameters_of_containers(self) -> list[Any]:
+        return [
+            *(self.list[i] for i in range(2)),
+            *self.list,
+            self.dict["c"],
+        ]
+
+
+class TestParameterContainers(unittest.TestCase):
+    def test_other_threads_get_parameters_during_a_trace(self):
+        layer = ListAndDict()
+        convert = paddle.pir.core._convert_into_value
+        seen = []
+
+        def convert_and_look(tensor: Any) -> Any:
+            value = convert(tensor)
+            seen.extend(in_thread(layer.parameters_of_containers))
+            return value
+
+        with mock.patch.object(
+            paddle.pir.core, "_convert_into_value", convert_and_look
+        ):
+            compiled = paddle.jit.to_static(layer.forward, full_graph=True)
+            answer = compiled(paddle.zeros([2]))
+        self.assertEqual(
+            {type(parameter) for parameter in seen}, {EagerParamBase}
+        )
+        self.assertEqual(answer.tolist(), [3.0, 3.0])
 
 
 if __name__ == "__main__":
