@@ -14,94 +14,85 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 import unittest
 
 from concurrent_base import run_command, script_command
 
-HEAD = """
-import multiprocessing, os, signal, sys, time
-import paddle
-import paddle.multiprocessing as mp
-def sleep(queue):
-    queue.put(None)
-    time.sleep(100)
-def length(text):
-    return len(text)
-def set_handler():
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
-if __name__ == "__main__":
-    context = multiprocessing.get_context("{method}")
-"""
+import paddle  # noqa: F401
 
 TERMINATE = """
-    queue = context.Queue()
-    child = context.Process(target=sleep, args=(queue,))
-    child.start()
-    queue.get()
-    child.terminate()
-    child.join()
-    assert child.exitcode == -signal.SIGTERM, child.exitcode
+import multiprocessing, os, signal
+from test_child_sigterm import *
+{set_handler}
+context = multiprocessing.get_context({method!r})
+queue = context.Queue()
+child = context.Process(target=sleep, args=(queue,))
+child.start()
+queue.get()
+child.terminate()
+child.join()
+assert child.exitcode == {exitcode}, child.exitcode
 """
 
-# Python tells a child's main module from its file.
-RUN_AS_FILE = """
-import os, runpy, sys, tempfile
-with tempfile.TemporaryDirectory() as folder:
-    path = os.path.join(folder, "program.py")
-    with open(path, "w") as program:
-        program.write({text!r})
-    runpy.run_path(path, run_name="__main__")
+# A child that multiprocessing does not know.
+KILL_FORKED = """
+import os, signal
+import paddle
+reader, writer = os.pipe()
+child = os.fork()
+if child == 0:
+    os.write(writer, b".")
+    signal.pause()
+os.read(reader, 1)
+os.kill(child, signal.SIGTERM)
+os.waitpid(child, 0)
 """
+
+
+def sleep(queue):
+    queue.put("has begun")
+    time.sleep(100)
+
+
+def exit_with_7(*_):
+    os._exit(7)
 
 
 @unittest.skipUnless(sys.platform == "linux", "Windows has no SIGTERM")
 class TestSigterm(unittest.TestCase):
-    def run_program(self, method: str, body: str) -> str:
-        """Runs a program, and returns what it and its children print."""
-        text = HEAD.format(method=method) + body
-        script = RUN_AS_FILE.format(text=text)
+    def printed_by(self, script: str) -> str:
+        """Returns what a script and its children print."""
         done = run_command(self, script_command(script), None)
         return done.stdout + done.stderr
 
-    def test_terminate_ends_a_child_without_a_report(self):
+    def printed_by_terminated_child(
+        self, method: str, exitcode: int, set_handler: str = ""
+    ) -> str:
+        return self.printed_by(
+            TERMINATE.format(
+                method=method, exitcode=exitcode, set_handler=set_handler
+            )
+        )
+
+    def test_sigterm_ends_a_child_without_a_report(self):
         for method in ("fork", "spawn", "forkserver"):
             with self.subTest(method=method):
-                printed = self.run_program(method, TERMINATE)
-                self.assertNotIn("FatalError", printed)
-
-    def test_a_pool_may_be_left_while_its_workers_start(self):
-        for method in ("spawn", "forkserver"):
-            with self.subTest(method=method):
-                printed = self.run_program(
-                    method,
-                    f"    context = mp.get_context('{method}')\n"
-                    "    for _ in range(3):\n"
-                    "        with context.Pool(2) as pool:\n"
-                    "            assert pool.map(length, ['a']) == [1]\n"
-                    "        pool.join()\n",
+                self.assertNotIn(
+                    "FatalError",
+                    self.printed_by_terminated_child(method, -signal.SIGTERM),
                 )
-                self.assertNotIn("FatalError", printed)
 
-    def test_a_handler_of_the_parent_remains(self):
-        self.run_program(
-            "fork",
-            "    set_handler()\n" + TERMINATE.replace("-signal.SIGTERM", "7"),
+    def test_a_child_keeps_the_python_handler_of_its_parent(self):
+        self.printed_by_terminated_child(
+            "fork", 7, "signal.signal(signal.SIGTERM, exit_with_7)"
         )
 
-    def test_the_handler_of_the_parent_process_is_kept(self):
-        printed = self.run_program(
-            "fork",
-            "    reader, writer = os.pipe()\n"
-            "    child = os.fork()\n"
-            "    if child == 0:\n"
-            "        os.write(writer, b'.')\n"
-            "        signal.pause()\n"
-            "    os.read(reader, 1)\n"
-            "    os.kill(child, signal.SIGTERM)\n"
-            "    os.waitpid(child, 0)\n",
-        )
-        self.assertIn("FatalError", printed)
+    def test_other_processes_keep_the_handler_of_paddle(self):
+        self.assertIn("FatalError", self.printed_by(KILL_FORKED))
 
 
 if __name__ == "__main__":

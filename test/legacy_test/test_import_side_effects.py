@@ -85,6 +85,7 @@ LOADED = {
     "paddle.base.threads.main_thread",
     "paddle.base.threads.operator_device",
     "paddle.base.threads.programs",
+    "paddle.base.threads.saved_tensors_hooks",
     "paddle.base.threads.scopes",
     "paddle.base.threads.stream_guards",
     "paddle.base.threads.stream_pool",

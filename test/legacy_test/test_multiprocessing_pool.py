@@ -23,7 +23,13 @@ import pickle
 import signal
 import unittest
 
-from concurrent_base import WAIT_S, in_thread, wait_until
+from concurrent_base import (
+    WAIT_S,
+    in_thread,
+    run_command,
+    script_command,
+    wait_until,
+)
 from multiprocessing_spawn_base import START_METHODS, over_start_methods
 from thread_device_base import (
     ForkTestCase,
@@ -38,6 +44,15 @@ import paddle
 import paddle.incubate.multiprocessing as sharing
 from paddle.base import core
 from paddle.incubate.multiprocessing.pools import Pool, get_context
+
+# A pool that is left ends workers that still import Paddle.
+LEAVE_POOLS = """
+from paddle.incubate.multiprocessing.pools import get_context
+for _ in range(3):
+    with get_context({method!r}).Pool(2) as pool:
+        assert pool.map(len, ["a"]) == [1]
+    pool.join()
+"""
 
 KINDS = (MemoryError, OSError, EOFError, ValueError)
 
@@ -200,6 +215,12 @@ class TestPool(unittest.TestCase):
             """,
             ["cpu"],
         )
+
+    def test_a_pool_may_be_left_while_its_workers_start(self):
+        for method in ("spawn", "forkserver"):
+            script = LEAVE_POOLS.format(method=method)
+            done = run_command(self, script_command(script), None)
+            self.assertNotIn("FatalError", done.stdout + done.stderr)
 
     def test_arguments_are_those_of_python(self):
         for arguments in (

@@ -37,7 +37,7 @@ from paddle.base import framework
 from paddle.base.threads import devices, streams
 
 from .caller_modes import modes_of_caller
-from .spawned_process import end_at_sigterm, sigterm_blocked
+from .spawned_process import sigterm_blocked, unblock_sigterm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -162,7 +162,7 @@ class _Pool(pool.Pool):
 
 def _run(target: Callable[..., object], args: Iterable[Any]) -> None:
     """Runs the target of a worker."""
-    end_at_sigterm()
+    unblock_sigterm()
     target(*args)
 
 

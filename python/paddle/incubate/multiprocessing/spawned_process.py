@@ -80,15 +80,8 @@ class PickledCall:
         return ForkingPickler.loads(self._content)
 
 
-def end_at_sigterm() -> None:
-    """
-    Makes SIGTERM end this process immediately, unless Python has a handler for
-    it. Paddle's handler prints a long report, and deadlocks if it interrupts a
-    thread that holds a lock it needs. Unblocks SIGTERM, see `sigterm_blocked`.
-    """
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        # Python does not see a handler that C++ has set; this replaces it.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def unblock_sigterm() -> None:
+    """Makes a child receive SIGTERM, see `sigterm_blocked`."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
@@ -99,7 +92,7 @@ def run(
     report: Connection,
     parent: Connection | None,
 ) -> None:
-    end_at_sigterm()
+    unblock_sigterm()
     _end_with(parent)
     try:
         _deliver_interrupt()
@@ -206,7 +199,10 @@ def _set_signals(sentinel: int, enabled: bool) -> None:
 
 @contextlib.contextmanager
 def sigterm_blocked():
-    """Blocks SIGTERM until a forked child has set its own handler."""
+    """
+    Blocks SIGTERM until a forked child calls `unblock_sigterm`. Before it runs
+    its target, it has Paddle's handler, see paddle/base/child_sigterm.py.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
