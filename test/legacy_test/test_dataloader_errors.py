@@ -18,11 +18,16 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
+import queue
 import signal
+import struct
 import sys
 import threading
 import traceback
+import types
 import unittest
+from multiprocessing.connection import Connection
 from unittest import mock
 
 import numpy as np
@@ -37,6 +42,7 @@ from concurrent_base import (
 )
 
 from paddle.io import DataLoader, Dataset, IterableDataset
+from paddle.io.dataloader import dataloader_iter
 
 CTRL_C = """
 import os
@@ -273,6 +279,25 @@ class TestAfterAnError(unittest.TestCase):
         run_command(self, script_command(CTRL_C), pristine_environment())
 
 
+class KilledWithinResult(Dataset):
+    """Large samples. The worker of sample 1 is killed while it writes it."""
+
+    def __getitem__(self, i):
+        if i == 1:
+            send = Connection._send
+
+            def send_part(connection, message):
+                send(connection, message[:1000])
+                if len(message) > 1000:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            Connection._send = send_part
+        return "x" * (1 << 20)
+
+    def __len__(self):
+        return 8
+
+
 class Unreadable:
     """Unpickling it raises FileNotFoundError."""
 
@@ -315,6 +340,101 @@ class TestWorkerProcesses(unittest.TestCase):
             )
             with self.assertRaisesRegex(SystemError, "reader raises"):
                 in_thread(list, loader)
+
+    def test_a_worker_that_is_killed_within_a_result_ends_the_loop(self):
+        handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.addCleanup(signal.signal, signal.SIGCHLD, handler)
+        # It would raise an error in this thread.
+        set_handler = mock.patch.object(
+            dataloader_iter, "_set_SIGCHLD_handler", lambda: None
+        )
+        for shared in (True, False):
+            # The other worker keeps the pipe open.
+            loader = DataLoader(
+                KilledWithinResult(),
+                num_workers=2,
+                timeout=1,
+                use_shared_memory=shared,
+            )
+            with (
+                set_handler,
+                self.assertLogs(level="WARNING") as logs,
+                self.assertRaises(SystemError),
+            ):
+                in_thread(list, loader)
+            self.assertIn("1 workers exit unexpectedly", logs.output[0])
+
+
+@unittest.skipUnless(sys.platform == "linux", "no worker processes here")
+class TestReceive(unittest.TestCase):
+    """Reads results of which only a part has arrived."""
+
+    def setUp(self):
+        # As in iterator_lifetime: importing it takes time.
+        from paddle.io.dataloader.worker_results import receive
+
+        self.woken, self.wake = multiprocessing.Pipe(duplex=False)
+        self.worker = mock.Mock()
+        self.iterator = types.SimpleNamespace(
+            _data_queue=multiprocessing.Queue(),
+            _thread_done_event=threading.Event(),
+            _timeout=0.01,
+            _woken=self.woken,
+            _worker_status=[True],
+            _workers=[self.worker],
+        )
+        self.receive = lambda: in_thread(receive, self.iterator)
+        # As put() does.
+        self.iterator._data_queue._sem.acquire()
+
+    def write(self, part):
+        os.write(self.iterator._data_queue._writer.fileno(), part)
+
+    def test_the_rest_may_come_late(self):
+        message = pickle.dumps("a result")
+        rest = iter([message[:5], message[5:]])
+
+        def is_alive():
+            self.write(next(rest))
+            return True
+
+        self.worker.is_alive = is_alive
+        self.write(struct.pack("!i", len(message)))
+        self.assertEqual(self.receive(), "a result")
+
+    def test_the_rest_may_come_just_before_the_worker_ends(self):
+        message = pickle.dumps("a result")
+
+        def is_alive():
+            self.write(message)
+            return False
+
+        self.worker.is_alive = is_alive
+        self.write(struct.pack("!i", len(message)))
+        self.assertEqual(self.receive(), "a result")
+
+    def test_a_worker_that_has_ended_as_it_should_is_not_an_error(self):
+        self.iterator._worker_status.append(False)
+        self.iterator._workers.append(mock.Mock(is_alive=lambda: False))
+        self.test_the_rest_may_come_late()
+
+    def test_nobody_reads_the_rest_of_an_incomplete_result(self):
+        self.worker.is_alive = lambda: False
+        self.write(struct.pack("!i", 100))
+        with self.assertRaisesRegex(EOFError, "in the middle of a result"):
+            self.receive()
+        self.write(b"rest" * 4)
+        with self.assertRaises(queue.Empty):
+            self.iterator._data_queue.get_nowait()
+
+    def test_a_reader_that_is_asked_to_end_does_not_wait_for_the_rest(self):
+        self.worker.is_alive = lambda: True
+        self.iterator._timeout = None
+        self.write(struct.pack("!i", 100))
+        self.iterator._thread_done_event.set()
+        self.wake.send_bytes(b"wake up")
+        with self.assertRaisesRegex(EOFError, "in the middle of a result"):
+            self.receive()
 
 
 @unittest.skipUnless(sys.platform == "linux", "no worker processes here")

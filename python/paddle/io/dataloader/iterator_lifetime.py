@@ -22,6 +22,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import queue
 import threading
 import time
 import weakref
@@ -78,13 +79,23 @@ def iterator_of_thread(iterator: Any) -> Any:
 def get_result(iterator: Any) -> Any:
     """
     Returns the next result of the worker processes. Raises `queue.Empty` after
-    the timeout of `iterator`, or if `end_reader_thread` wakes the thread.
+    the timeout of `iterator`, or if `end_reader_thread` wakes the thread, and
+    EOFError if a worker has ended in the middle of a result.
     """
+    # Only here: loading it takes time.
     from multiprocessing import connection
 
     results = iterator._data_queue
-    connection.wait([results._reader, iterator._woken], iterator._timeout)
-    return results.get_nowait()
+    reader = results._reader
+    ready = connection.wait([reader, iterator._woken], iterator._timeout)
+    if not isinstance(reader, connection.Connection):
+        # On Windows, where reading a handle needs other functions.
+        return results.get_nowait()
+    if reader not in ready:
+        raise queue.Empty
+    from .worker_results import receive
+
+    return receive(iterator)
 
 
 def enforce_same_process(iterator: Any) -> None:
