@@ -515,6 +515,46 @@ class TestErrors(WorkersTestCase):
         with self.assertRaisesRegex(OSError, "worker 0 cannot begin"):
             list(loader)
 
+    def test_an_error_of_the_init_function_does_not_keep_the_workers(self):
+        def fail(worker):
+            raise OSError
+
+        loader = load(
+            Items(number), worker_init_fn=fail, persistent_workers=True
+        )
+        iterator = iter(loader)
+        reference = weakref.ref(iterator)
+        gc.disable()
+        self.addCleanup(gc.enable)
+        # assertRaises would clear the frames of the traceback.
+        with contextlib.suppress(OSError):
+            next(iterator)
+        del iterator, loader
+        # The worker may still be about to drop the error.
+        wait_until(lambda: reference() is None, "the iterator is dropped")
+        self.wait_until_workers_end()
+
+    def test_the_epoch_after_an_error_of_the_init_function_has_new_workers(
+        self,
+    ):
+        errors = [OSError(), OSError()]
+
+        def fail_twice(worker):
+            if errors:
+                raise errors.pop()
+
+        loader = load(
+            Items(number, 6),
+            num_workers=2,
+            worker_init_fn=fail_twice,
+            persistent_workers=True,
+        )
+        with self.assertRaises(OSError):
+            list(loader)
+        wait_until(lambda: not errors, "both workers have failed")
+        self.wait_until_workers_end()
+        self.assertEqual([batch.item() for batch in loader], [*range(6)])
+
     def test_exit_or_end_of_an_iterator_in_the_init_function(self):
         def leave(worker):
             sys.exit("no configuration")

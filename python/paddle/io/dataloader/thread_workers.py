@@ -101,6 +101,11 @@ class _Failed(NamedTuple):
     error: BaseException
 
 
+class _InitFailed(_Failed):
+    """The outcome of a worker's first task if its worker_init_fn raised. The
+    worker ends after it."""
+
+
 class Epoch:
     """One pass over the dataset, with the outcomes of its tasks.
 
@@ -162,15 +167,19 @@ class _BatchMaker:
     def work(self, info: WorkerInfo, tasks: BlockingQueue[_Task]) -> None:
         """Processes tasks until the thread is asked to stop."""
         _thread_state.worker_info = info
-        init_error = self._call_init(info.id)
+        init_failed = self._initialize(info.id)
         epoch = fetcher = None
         while True:
             task = tasks.get()
             if task.epoch.closed.is_set():
                 continue
+            if init_failed is not None:
+                task.epoch.put(task.index, init_failed)
+                # Its traceback refers to this frame, and, once the consumer has
+                # raised it, to the iterator, which would never be dropped.
+                del init_failed
+                return
             try:
-                if init_error is not None:
-                    raise init_error
                 if task.epoch is not epoch:
                     task.epoch.begin(info.id)
                     fetcher = make_fetcher(
@@ -190,17 +199,17 @@ class _BatchMaker:
             except BaseException as error:
                 if threading.current_thread().should_stop():
                     return
-                outcome = self._failure(error, info.id)
+                outcome = _Failed(self._raisable(error, info.id))
             task.epoch.put(task.index, outcome)
             # While this thread waits, only the consumer keeps the batch.
             del task, outcome
 
-    def _call_init(self, worker: int) -> BaseException | None:
+    def _initialize(self, worker: int) -> _InitFailed | None:
         try:
             if self._init is not None:
                 self._init(worker)
         except BaseException as error:
-            return error
+            return _InitFailed(self._raisable(error, worker))
         return None
 
     def _outcome(
@@ -240,11 +249,11 @@ class _BatchMaker:
             return field.detach()
         return field.detach()._copy_to(self._place, True)
 
-    def _failure(self, error: BaseException, worker: int) -> _Failed:
+    def _raisable(self, error: BaseException, worker: int) -> Exception:
         if isinstance(error, Exception) and not isinstance(
             error, StopIteration
         ):
-            return _Failed(error)
+            return error
         # Raised unchanged by __next__, it would end the epoch or the program.
         wrapped = RuntimeError(
             f"Worker {worker} of the DataLoader failed, because the dataset, "
@@ -252,7 +261,7 @@ class _BatchMaker:
             "another exception instead."
         )
         wrapped.__cause__ = error
-        return _Failed(wrapped)
+        return wrapped
 
 
 class ThreadWorkersIter(_DataLoaderIterBase):
@@ -398,6 +407,10 @@ class ThreadWorkersIter(_DataLoaderIterBase):
             self._makers.pop(index, None)
             if isinstance(outcome, _Failed):
                 self._end_epoch()
+                if isinstance(outcome, _InitFailed):
+                    # The loader starts new workers for its next epoch.
+                    self._thread_done_event.set()
+                    self._stop_workers()
                 try:
                     raise outcome.error
                 finally:
