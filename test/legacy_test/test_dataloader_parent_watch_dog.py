@@ -50,20 +50,37 @@ class Numbers(Dataset):
         return 8
 
 
-def load_and_die(pipe: int) -> None:
-    batches = iter(DataLoader(Numbers(), num_workers=1))
+class Held(Numbers):
+    """Numbers that are loaded only after `gate` is set, but for the first."""
+
+    def __init__(self, gate):
+        self.gate = gate
+
+    def __getitem__(self, i):
+        if i > 0:
+            self.gate.wait(WAIT_S)
+        return i
+
+
+def load_and_die(pipe: int, lock_results: bool) -> None:
+    gate = multiprocessing.get_context("fork").Event()
+    batches = iter(DataLoader(Held(gate), num_workers=1))
     next(batches)
+    if lock_results:
+        # As a killed worker leaves it.
+        batches._data_queue._wlock.acquire()
+    gate.set()
     os.write(pipe, str(batches._workers[0].pid).encode())
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @unittest.skipUnless(sys.platform == "linux", "needs worker processes")
 class TestWorkers(unittest.TestCase):
-    def test_a_worker_that_waits_for_samples_ends_after_its_parent(self):
+    def check(self, lock_results):
         ours, theirs = os.pipe()
         self.addCleanup(os.close, ours)
         process = multiprocessing.get_context("fork").Process(
-            target=load_and_die, args=(theirs,)
+            target=load_and_die, args=(theirs, lock_results)
         )
         process.start()
         os.close(theirs)
@@ -76,6 +93,12 @@ class TestWorkers(unittest.TestCase):
                 os.kill(worker, signal.SIGKILL)
         self.assertEqual(ready, [ours])
         self.assertEqual(os.read(ours, 1), b"")
+
+    def test_a_worker_that_waits_for_samples_ends_after_its_parent(self):
+        self.check(lock_results=False)
+
+    def test_a_worker_that_cannot_write_results_ends_after_its_parent(self):
+        self.check(lock_results=True)
 
 
 @unittest.skipUnless(sys.platform == "linux", "needs worker processes")
