@@ -341,6 +341,61 @@ class TestWorkerProcesses(unittest.TestCase):
             with self.assertRaisesRegex(SystemError, "reader raises"):
                 in_thread(list, loader)
 
+    def error_of_reader(self, dataset, **options):
+        """Returns the text of the error that the reader thread reports."""
+        errors = []
+        loader = DataLoader(dataset, num_workers=1, **options)
+        with (
+            mock.patch("threading.excepthook", errors.append),
+            self.assertRaisesRegex(SystemError, "reader raises"),
+        ):
+            in_thread(list, loader)
+        (error,) = errors
+        return f"{error.exc_type.__name__}: {error.exc_value}"
+
+    def test_an_error_whose_type_cannot_be_pickled_ends_the_loop(self):
+        class LocalError(Exception):
+            pass
+
+        error = self.error_of_reader(Numbers(LocalError("sample 4")))
+        self.assertRegex(error, "(?s)^RuntimeError: .*LocalError: sample 4")
+
+    def test_a_batch_that_cannot_be_pickled_ends_the_loop(self):
+        def collate(samples):
+            return np.stack(samples), lambda: None
+
+        one_file_per_tensor = {"PADDLE_DATALOADER_SHARED_BATCH": "0"}
+        for shared, environment in (
+            (True, {}),
+            (True, one_file_per_tensor),
+            (False, {}),
+        ):
+            with (
+                self.subTest(shared=shared, environment=environment),
+                mock.patch.dict(os.environ, environment),
+            ):
+                error = self.error_of_reader(
+                    Numbers(), collate_fn=collate, use_shared_memory=shared
+                )
+                self.assertRegex(error, "(?i)pickle local object")
+
+    def test_indices_that_cannot_be_pickled_are_an_error_of_the_loop(self):
+        def samples():
+            yield [0, 1]
+            yield [2, 3]
+            yield (i for i in (4, 5))
+
+        loader = DataLoader(Numbers(), batch_sampler=samples(), num_workers=1)
+        taken = []
+
+        def read():
+            for batch in loader:
+                taken.append(batch.tolist())
+
+        with self.assertRaisesRegex(TypeError, "yielded <generator .* a list"):
+            in_thread(read)
+        self.assertEqual(taken, [[0, 1], [2, 3]])
+
     def test_a_worker_that_is_killed_within_a_result_ends_the_loop(self):
         handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.addCleanup(signal.signal, signal.SIGCHLD, handler)

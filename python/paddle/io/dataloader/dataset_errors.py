@@ -86,6 +86,22 @@ def without_frames(error: Exception) -> Exception:
     return error.with_traceback(None)
 
 
+def picklable_type(error_type: type[BaseException]) -> type[BaseException]:
+    """
+    Returns the type of an error in a worker process. Returns RuntimeError for a
+    type that cannot be pickled, for example one that a function defines: the
+    queue would drop the error, and the loop would wait for it forever.
+    """
+    # Only here: loading it takes time.
+    from multiprocessing.reduction import ForkingPickler
+
+    try:
+        ForkingPickler.dumps(error_type)
+    except Exception:
+        return RuntimeError
+    return error_type
+
+
 def forbid_stop_iteration(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     Decorates a dataset's method or a collate_fn: turns its StopIteration, which

@@ -46,6 +46,7 @@ from paddle.pir.core import vartype_to_datatype
 
 from .batches_without_tensors import flatten_batch
 from .collate import default_collate_fn
+from .worker import _WorkerException
 
 if TYPE_CHECKING:
     import paddle
@@ -362,17 +363,45 @@ def _fields_of_block(
 
 
 class BatchMessage:
-    """A tuple that is pickled immediately. Unpickling gives the tuple itself.
+    """An object that is pickled immediately. Unpickling gives the object.
 
     A queue pickles on its own thread, which drops objects that cannot be
     pickled; the reader would wait for them forever.
     """
 
-    def __init__(self, content: tuple) -> None:
+    def __init__(self, content: Any) -> None:
         self._pickled = bytes(ForkingPickler.dumps(content))
 
     def __reduce__(self) -> tuple:
         return ForkingPickler.loads, (self._pickled,)
+
+
+def message_or_error(
+    worker: int, number: int, fields: list[Any], structure: Any
+) -> BatchMessage | tuple[int, _WorkerException, None]:
+    """Returns the message that sends batch `number` to the reader, or the one
+    that sends the error if the batch cannot be pickled."""
+    try:
+        return BatchMessage((number, fields, structure))
+    except Exception:
+        return number, _WorkerException(worker), None
+
+
+def pickled_indices(indices: Any) -> BatchMessage:
+    """Returns the message that sends `indices`, which a sampler has yielded, to
+    a worker process. The sampler may then change them.
+
+    Raises:
+        TypeError: they cannot be pickled.
+    """
+    try:
+        return BatchMessage(indices)
+    except Exception as error:
+        raise TypeError(
+            f"The sampler of the DataLoader yielded {indices!r}, which cannot "
+            f"be sent to a worker process: {error}. Yield a list of indices, "
+            "or use worker_type='thread'."
+        ) from error
 
 
 class BatchSharer:
