@@ -106,6 +106,27 @@ class TestHooksOfThreads(HooksTestCase):
             in_thread(loss.backward)
         self.assertEqual(x.grad.tolist(), [20, 40])
 
+    def test_hooks_apply_to_what_a_pylayer_saves(self):
+        class Square(paddle.autograd.PyLayer):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x, x)
+                return x * x
+
+            @staticmethod
+            def backward(ctx, grad):
+                x, same = ctx.saved_tensor()
+                return grad * (x + same)
+
+        def grad():
+            x = leaf(1, 2)
+            Square.apply(x).sum().backward()
+            return x.grad.tolist()
+
+        with times(10):
+            self.assertEqual(grad(), [20, 40])
+            self.assertEqual(in_thread(grad), [2, 4])
+
     def test_the_innermost_hooks_apply(self):
         with times(10):
             with times(100):

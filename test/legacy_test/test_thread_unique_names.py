@@ -65,6 +65,15 @@ class TestNames(unittest.TestCase):
             second = in_thread(nn.Linear, 2, 2)
         self.assertNotEqual(first.weight.name, second.weight.name)
 
+    def test_used_parameter_names_can_be_forgotten(self):
+        checker = base_names.dygraph_parameter_name_checker
+        with unique_name.guard():
+            self.assertFalse(checker("weight"))
+            self.assertTrue(checker("weight"))
+            # As tests of Paddle do.
+            checker._name_set = set()
+            self.assertFalse(checker("weight"))
+
     def test_generator_attributes_are_those_of_the_calling_thread(self):
         generator = base_names.generator
         with unique_name.guard("inside_"):

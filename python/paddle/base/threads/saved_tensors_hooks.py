@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import atexit
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paddle.base import core
 
@@ -43,12 +44,17 @@ class Hooks(Protocol):
     unpack_hook: Callable[[Any], Tensor]
 
 
-class _Packed(NamedTuple):
+# Not tuples: PyLayer would take their elements for saved tensors.
+
+
+@dataclass(frozen=True)
+class _Packed:
     value: Any
     unpack: Callable[[Any], Tensor]
 
 
-class _Kept(NamedTuple):
+@dataclass(frozen=True)
+class _Kept:
     tensor: Tensor
     version: int
 

@@ -36,8 +36,8 @@ __all__ = []
 class PerThreadNamespace:
     """
     Calls the name generator of the calling thread's namespace: that of the
-    guard that the thread is in, or the process's. Other attributes are also
-    read from that generator.
+    guard that the thread is in, or the process's. Other attributes are those of
+    that generator.
 
     Thread-safe.
     """
@@ -49,13 +49,19 @@ class PerThreadNamespace:
         return self._function.get()(name)
 
     def __getattr__(self, name: str) -> Any:
-        # Not a private name: Python looks up special methods here, also on an
-        # object that has no _function yet.
-        if name.startswith("_"):
+        # Python looks up special methods here, also on an object that has no
+        # _function yet.
+        if name.startswith("__") or name == "_function":
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}"
             )
         return getattr(self._function.get(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_function":
+            super().__setattr__(name, value)
+        else:
+            setattr(self._function.get(), name, value)
 
     def __reduce_ex__(self, protocol: int) -> Any:
         # copy.copy and pickle get the thread's generator; copy.copy shares its
