@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -26,8 +25,9 @@ import paddle  # noqa: F401
 
 TERMINATE = """
 import multiprocessing, os, signal
+{before_import}
 from test_child_sigterm import *
-{set_handler}
+{after_import}
 context = multiprocessing.get_context({method!r})
 queue = context.Queue()
 child = context.Process(target=sleep, args=(queue,))
@@ -36,6 +36,22 @@ queue.get()
 child.terminate()
 child.join()
 assert child.exitcode == {exitcode}, child.exitcode
+"""
+
+# A child that imports Paddle only when it runs its target.
+TERMINATE_AFTER_LATE_IMPORT = """
+import multiprocessing, os, signal, tempfile, time
+code = "import paddle, time; open(path, 'w').close(); time.sleep(100)"
+with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, "has begun")
+    context = multiprocessing.get_context("spawn")
+    child = context.Process(target=exec, args=(code, {"path": path}))
+    child.start()
+    while child.is_alive() and not os.path.exists(path):
+        time.sleep(0.01)
+    child.terminate()
+    child.join()
+assert child.exitcode == -signal.SIGTERM, child.exitcode
 """
 
 # A child that multiprocessing does not know.
@@ -58,10 +74,6 @@ def sleep(queue):
     time.sleep(100)
 
 
-def exit_with_7(*_):
-    os._exit(7)
-
-
 @unittest.skipUnless(sys.platform == "linux", "Windows has no SIGTERM")
 class TestSigterm(unittest.TestCase):
     def printed_by(self, script: str) -> str:
@@ -70,11 +82,18 @@ class TestSigterm(unittest.TestCase):
         return done.stdout + done.stderr
 
     def printed_by_terminated_child(
-        self, method: str, exitcode: int, set_handler: str = ""
+        self,
+        method: str,
+        exitcode: int,
+        before_import: str = "",
+        after_import: str = "",
     ) -> str:
         return self.printed_by(
             TERMINATE.format(
-                method=method, exitcode=exitcode, set_handler=set_handler
+                method=method,
+                exitcode=exitcode,
+                before_import=before_import,
+                after_import=after_import,
             )
         )
 
@@ -86,10 +105,18 @@ class TestSigterm(unittest.TestCase):
                     self.printed_by_terminated_child(method, -signal.SIGTERM),
                 )
 
-    def test_a_child_keeps_the_python_handler_of_its_parent(self):
-        self.printed_by_terminated_child(
-            "fork", 7, "signal.signal(signal.SIGTERM, exit_with_7)"
+    def test_a_child_that_imports_paddle_late_ends_without_a_report(self):
+        self.assertNotIn(
+            "FatalError", self.printed_by(TERMINATE_AFTER_LATE_IMPORT)
         )
+
+    def test_a_child_keeps_the_python_handler_of_its_parent(self):
+        set_handler = "signal.signal(signal.SIGTERM, lambda *_: os._exit(7))"
+        for when in ("before_import", "after_import"):
+            with self.subTest(when=when):
+                self.printed_by_terminated_child(
+                    "fork", 7, **{when: set_handler}
+                )
 
     def test_other_processes_keep_the_handler_of_paddle(self):
         self.assertIn("FatalError", self.printed_by(KILL_FORKED))

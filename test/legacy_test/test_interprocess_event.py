@@ -60,7 +60,10 @@ def new_event(device: int = 0, **options) -> Event:
         with paddle.device.device_guard(f"gpu:{device}"):
             return Event(**{"interprocess": True, **options})
     # As in a Paddle that is compiled with CUDA.
-    place = SimpleNamespace(get_device_id=lambda: device)
+    place = SimpleNamespace(
+        get_device_id=lambda: device,
+        _equals=lambda other: other.gpu_device_id() == device,
+    )
     current = mock.patch.object(
         paddle.framework, "_current_expected_place_", lambda: place
     )

@@ -99,6 +99,19 @@ class TestGradMode(unittest.TestCase):
         self.assertFalse(recurse(2))
         self.assertTrue(paddle.is_grad_enabled())
 
+    def test_a_context_with_arguments_may_decorate(self):
+        class NoGradWithName(paddle.no_grad):
+            def __init__(self, name):
+                super().__init__()
+                self.name = name
+
+        @NoGradWithName("evaluation")
+        def function():
+            return paddle.is_grad_enabled()
+
+        self.assertFalse(function())
+        self.assertTrue(paddle.is_grad_enabled())
+
     def test_each_call_of_a_function_has_its_set_mode(self):
         @paddle.set_grad_enabled(False)
         def function():

@@ -27,26 +27,27 @@ from multiprocessing import process, util
 __all__ = []
 
 
-def end_at_sigterm() -> None:
+def restore_handler() -> None:
     """
-    Makes SIGTERM end this process immediately, unless Python has a handler for
-    it. Requires: runs on the main thread.
+    Restores the handler that Python has set. By default, SIGTERM then ends this
+    process immediately. Requires: runs on the main thread.
     """
     # Python does not see a handler that C++ has set; this replaces it.
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None:
+        signal.signal(signal.SIGTERM, handler)
 
 
-def end_at_sigterm_if_child() -> None:
-    """
-    Does the same while a child that `multiprocessing` has not forked starts,
-    and otherwise nothing.
-    """
-    # While the child unpickles its target, which imports Paddle.
-    is_starting = getattr(process.current_process(), "_inheriting", False)
-    if is_starting and threading.current_thread() is threading.main_thread():
-        end_at_sigterm()
+def restore_handler_in_child() -> None:
+    """Does the same if this process is a child, and otherwise nothing."""
+    # The first while a child unpickles its target, the second while it runs it.
+    is_child = (
+        getattr(process.current_process(), "_inheriting", False)
+        or process.parent_process() is not None
+    )
+    if is_child and threading.current_thread() is threading.main_thread():
+        restore_handler()
 
 
 # For children that inherit Paddle.
-util.register_after_fork(end_at_sigterm, lambda function: function())
+util.register_after_fork(restore_handler, lambda function: function())

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Callable
@@ -378,13 +379,23 @@ class BatchMessage:
 
 def message_or_error(
     worker: int, number: int, fields: list[Any], structure: Any
-) -> BatchMessage | tuple[int, _WorkerException, None]:
+) -> tuple[int, list[Any] | _WorkerException, Any]:
     """Returns the message that sends batch `number` to the reader, or the one
     that sends the error if the batch cannot be pickled."""
     try:
-        return BatchMessage((number, fields, structure))
+        # The queue's thread pickles arrays, which cannot fail, while the worker
+        # makes the next batch.
+        checked = [
+            field if _is_plain_array(field) else BatchMessage(field)
+            for field in fields
+        ]
+        return number, checked, BatchMessage(structure)
     except Exception:
         return number, _WorkerException(worker), None
+
+
+def _is_plain_array(field: Any) -> bool:
+    return type(field) is np.ndarray and not field.dtype.hasobject
 
 
 def pickled_indices(indices: Any) -> BatchMessage:
@@ -398,9 +409,9 @@ def pickled_indices(indices: Any) -> BatchMessage:
         return BatchMessage(indices)
     except Exception as error:
         raise TypeError(
-            f"The sampler of the DataLoader yielded {indices!r}, which cannot "
-            f"be sent to a worker process: {error}. Yield a list of indices, "
-            "or use worker_type='thread'."
+            f"The sampler of the DataLoader yielded {reprlib.repr(indices)}, "
+            f"which cannot be sent to a worker process: {error}. Yield a list "
+            "of indices, or use worker_type='thread'."
         ) from error
 
 
