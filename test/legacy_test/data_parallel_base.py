@@ -44,6 +44,14 @@ has_shared_memory_groups = unittest.skipUnless(
     "shm" in _valid_backend_list, "This Paddle has no backend shm."
 )
 ONE_PER_BUCKET = 1e-6  # MiB; each parameter gets its own bucket
+# The hooks of paddle.distributed.comm_hooks.
+HOOKS = (
+    "allreduce_hook",
+    "fp16_compress_hook",
+    "bf16_compress_hook",
+    "quantization_8bit_hook",
+    "powerSGD_hook",
+)
 
 
 class Ranks:

@@ -30,6 +30,7 @@ from unittest import mock
 
 import numpy as np
 from data_parallel_base import (
+    HOOKS,
     ONE_PER_BUCKET,
     Ranks,
     RanksCase,
@@ -52,15 +53,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from paddle.distributed.communication.group import Group
-
-# The hooks of paddle.distributed.comm_hooks.
-HOOKS = (
-    "allreduce_hook",
-    "fp16_compress_hook",
-    "bf16_compress_hook",
-    "quantization_8bit_hook",
-    "powerSGD_hook",
-)
 
 
 def one_step(group, hook, state=None, **options) -> list:

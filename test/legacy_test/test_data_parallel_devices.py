@@ -20,6 +20,7 @@ import unittest
 from unittest import mock
 
 from data_parallel_base import (
+    HOOKS,
     RanksCase,
     gradients,
     has_shared_memory_groups,
@@ -43,13 +44,6 @@ OPTIONS = (
     {"gradient_as_bucket_view": True},
     {"find_unused_parameters": True},
     {"static_graph": True},
-)
-HOOKS = (
-    "allreduce_hook",
-    "fp16_compress_hook",
-    "bf16_compress_hook",
-    "quantization_8bit_hook",
-    "powerSGD_hook",
 )
 has_test_device = unittest.skipUnless(
     "custom_cpu" in device_lists(), "no device of kind custom_cpu here"

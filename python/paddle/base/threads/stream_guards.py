@@ -64,22 +64,10 @@ def _swap(stream: Stream, set_stream: SetStream) -> Callable[[], Any]:
     return lambda: streams_of_threads.set_stream(previous)
 
 
-def _gpu_to_leave(place: core.Place | None) -> int | None:
-    """
-    Returns the index of CUDA's current device if it has to be switched for work
-    on a place, else None. CUDA creates events on its own current device, not on
-    Paddle's.
-    """
-    if not isinstance(place, core.CUDAPlace):
-        return None
-    before = core.get_cuda_current_device_id()
-    return None if before == place.get_device_id() else before
-
-
 def _enter_one(stream: Stream, set_stream: SetStream) -> Callable[[], Any]:
     # An object without a device is no stream: _swap raises the error.
     place = getattr(stream, "device", None)
-    gpu_before = _gpu_to_leave(place)
+    gpu_before = streams_of_threads.gpu_to_leave(place)
     restore = _swap(stream, set_stream)
     # UNSET on a thread that follows the main thread, whose device may change
     # inside the context.

@@ -288,6 +288,18 @@ def threads_have_streams(place: core.Place) -> bool:
     )
 
 
+def gpu_to_leave(place: core.Place | None) -> int | None:
+    """
+    Returns the index of CUDA's current device if it has to be switched for work
+    on a place, else None. CUDA creates events on its own current device, not on
+    Paddle's. Thread-safe.
+    """
+    if not isinstance(place, core.CUDAPlace):
+        return None
+    before = core.get_cuda_current_device_id()
+    return None if before == place.get_device_id() else before
+
+
 def new_event(place: core.Place) -> Event:
     """
     Returns an event of a device that need not be the current one. A guard would
@@ -296,13 +308,11 @@ def new_event(place: core.Place) -> Event:
     """
     from paddle import device
 
-    custom = isinstance(place, core.CustomPlace)
-    gpu = isinstance(place, core.CUDAPlace)
     event = device.Event.__new__(device.Event)
     event.device = place
-    if gpu:
-        # CUDA creates an event on its own current device.
-        previous = core.get_cuda_current_device_id()
+    custom = isinstance(place, core.CustomPlace)
+    gpu_before = gpu_to_leave(place)
+    if gpu_before is not None:
         core.set_cuda_current_device_id(place.get_device_id())
     try:
         event.event_base = device._create_event_base(
@@ -310,8 +320,8 @@ def new_event(place: core.Place) -> Event:
             device_id=place.get_device_id(),
         )
     finally:
-        if gpu:
-            core.set_cuda_current_device_id(previous)
+        if gpu_before is not None:
+            core.set_cuda_current_device_id(gpu_before)
     return event
 
 
