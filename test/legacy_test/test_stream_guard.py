@@ -182,7 +182,7 @@ class TestStreamOfAnotherDevice(StreamTestCase):
             get_cuda_current_device_id=lambda: set_devices[-1],
             set_cuda_current_device_id=set_devices.append,
         )
-        with mock.patch.object(stream_guards, "core", stand_in):
+        with mock.patch.multiple(core, create=True, **vars(stand_in)):
             with stream_guard(first):
                 self.assertEqual(set_devices, [7, 0])
                 with self.assertRaises(KeyError), stream_guard(second):
@@ -197,7 +197,7 @@ class TestStreamOfAnotherDevice(StreamTestCase):
             get_cuda_current_device_id=lambda: 0,
             set_cuda_current_device_id=mock.Mock(),
         )
-        with mock.patch.object(stream_guards, "core", stand_in):
+        with mock.patch.multiple(core, create=True, **vars(stand_in)):
             with stream_guard(stream):
                 self.assertEqual(
                     handle(paddle.device.current_stream()), handle(stream)
@@ -276,6 +276,17 @@ class TestEventsOfAnotherDevice(StreamTestCase):
             self.check_event()
             Stream().wait_stream(self.stream)
         self.assertEqual(seen, [self.devices[0]] * 2)
+
+    def test_an_event_is_created_on_the_gpu_of_its_stream(self):
+        set_devices = [7]
+        stand_in = {
+            "CUDAPlace": type(self.stream.device),
+            "get_cuda_current_device_id": lambda: set_devices[-1],
+            "set_cuda_current_device_id": set_devices.append,
+        }
+        with mock.patch.multiple(core, create=True, **stand_in):
+            self.stream.record_event()
+        self.assertEqual(set_devices, [7, 1, 7])
 
     def test_an_event_of_another_device_is_refused(self):
         event = Event()
