@@ -74,7 +74,9 @@ def sleep(queue):
     time.sleep(100)
 
 
-@unittest.skipUnless(sys.platform == "linux", "Windows has no SIGTERM")
+@unittest.skipUnless(
+    sys.platform == "linux", "forks, and needs Paddle's handler"
+)
 class TestSigterm(unittest.TestCase):
     def printed_by(self, script: str) -> str:
         """Returns what a script and its children print."""

@@ -350,6 +350,7 @@ class TestWorkerProcesses(unittest.TestCase):
             self.assertRaisesRegex(SystemError, "reader raises"),
         ):
             in_thread(list, loader)
+            wait_until(lambda: errors, "the reader thread reports its error")
         (error,) = errors
         return f"{error.exc_type.__name__}: {error.exc_value}"
 
@@ -359,6 +360,14 @@ class TestWorkerProcesses(unittest.TestCase):
 
         error = self.error_of_reader(Numbers(LocalError("sample 4")))
         self.assertRegex(error, "(?s)^RuntimeError: .*LocalError: sample 4")
+
+    def test_an_error_whose_type_takes_other_arguments_is_reported(self):
+        def decode(samples):
+            b"\xff".decode()
+
+        error = self.error_of_reader(Numbers(), collate_fn=decode)
+        self.assertRegex(error, "(?s)^RuntimeError: .*UnicodeDecodeError")
+        self.assertIn("in decode", error)
 
     def test_a_batch_that_cannot_be_pickled_ends_the_loop(self):
         def collate(samples):
@@ -399,7 +408,7 @@ class TestWorkerProcesses(unittest.TestCase):
     def test_a_worker_that_is_killed_within_a_result_ends_the_loop(self):
         handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.addCleanup(signal.signal, signal.SIGCHLD, handler)
-        # It would raise an error in this thread.
+        # The handler would first raise the error on this thread.
         set_handler = mock.patch.object(
             dataloader_iter, "_set_SIGCHLD_handler", lambda: None
         )

@@ -85,6 +85,7 @@ class TestWorkers(unittest.TestCase):
         process.start()
         os.close(theirs)
         process.join(WAIT_S)
+        self.assertFalse(process.is_alive())
         worker = int(os.read(ours, 20))
         # The worker has inherited the other end of the pipe.
         ready, _, _ = select.select([ours], [], [], WAIT_S)

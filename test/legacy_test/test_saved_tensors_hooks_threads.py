@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import unittest
 import weakref
@@ -134,6 +135,13 @@ class TestHooksOfThreads(HooksTestCase):
             self.assertEqual(grad_of_square(leaf(1)), [20])
         self.assertEqual(grad_of_square(leaf(1)), [2])
 
+    def test_hooks_entered_without_gradients_do_not_apply(self):
+        with paddle.no_grad(), times(10), paddle.enable_grad():
+            self.assertEqual(grad_of_square(leaf(1)), [2])
+            with times(100):
+                self.assertEqual(grad_of_square(leaf(1)), [200])
+            self.assertEqual(grad_of_square(leaf(1)), [2])
+
     def test_hooks_left_on_another_thread_are_refused(self):
         hooks = times(10)
         with hooks:
@@ -150,6 +158,17 @@ class TestHooksOfThreads(HooksTestCase):
                 self.assertEqual(x.grad.tolist(), [3, 12, 27])
 
         in_threads(run, run, run)
+
+    def test_nested_recomputation_gives_the_gradients(self):
+        def inner(x):
+            return x * x
+
+        def outer(x):
+            return recompute(inner, x * 1, use_reentrant=False) * x
+
+        x = leaf(1, 2)
+        recompute(outer, x, use_reentrant=False).sum().backward()
+        self.assertEqual(x.grad.tolist(), [3, 12])
 
 
 class TestOtherThreads(HooksTestCase):
@@ -190,6 +209,37 @@ class TestOtherThreads(HooksTestCase):
         cause = caught.exception.__cause__ or caught.exception
         self.assertIn("modified in place", str(cause))
 
+    def test_reentrant_recomputation_gives_the_gradients(self):
+        def run():
+            x = leaf(2)
+            recompute(lambda y: y * 3, x * 1).sum().backward()
+            return x.grad.tolist()
+
+        self.assertEqual(in_thread(run), [3])
+
+    def test_a_pylayer_gets_what_it_saved(self):
+        saved = leaf(1), None, "text"
+
+        class Doubled(paddle.autograd.PyLayer):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(*saved)
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, grad):
+                for got, expected in zip(ctx.saved_tensor(), saved):
+                    self.assertIs(got, expected)
+                return grad * 2
+
+        def run():
+            x = leaf(1)
+            Doubled.apply(x).sum().backward()
+            return x.grad.tolist()
+
+        self.assertEqual(in_thread(run), [2])
+
+    @unittest.skipUnless(hasattr(os, "fork"), "processes are not forked here")
     def test_a_child_that_it_forks_has_no_hooks(self):
         def check():
             self.assertEqual(grad_of_square(leaf(1)), [2])
@@ -199,6 +249,7 @@ class TestOtherThreads(HooksTestCase):
 
         in_thread(in_fork, check)
 
+    @unittest.skipUnless(hasattr(os, "fork"), "processes are not forked here")
     def test_a_child_of_the_thread_with_hooks_keeps_them(self):
         in_fork(lambda: self.assertEqual(grad_of_square(leaf(1)), [20]))
 

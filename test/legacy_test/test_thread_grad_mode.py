@@ -91,6 +91,43 @@ class TestGradMode(unittest.TestCase):
             [[False, True], [False, False]],
         )
 
+    def test_a_generator_has_its_mode_only_while_it_runs(self):
+        at_close = []
+
+        @paddle.no_grad()
+        def generate():
+            try:
+                got = yield paddle.is_grad_enabled()
+                while True:
+                    try:
+                        got = yield got, paddle.is_grad_enabled()
+                    except KeyError as error:
+                        got = str(error)
+            finally:
+                at_close.append(paddle.is_grad_enabled())
+
+        generator = generate()
+        for step, result in (
+            (lambda: next(generator), False),
+            (lambda: generator.send("sent"), ("sent", False)),
+            (lambda: generator.throw(KeyError(1)), ("1", False)),
+            (generator.close, None),
+        ):
+            self.assertEqual(step(), result)
+            self.assertTrue(paddle.is_grad_enabled())
+        self.assertEqual(at_close, [False])
+
+    def test_a_decorated_generator_returns_its_value(self):
+        @paddle.no_grad()
+        def generate():
+            yield 1
+            return 2
+
+        def outer():
+            self.assertEqual((yield from generate()), 2)
+
+        self.assertEqual([*outer()], [1])
+
     def test_a_recursive_call_restores_the_mode(self):
         @paddle.no_grad()
         def recurse(depth):

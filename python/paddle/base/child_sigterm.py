@@ -13,9 +13,10 @@
 # limitations under the License.
 """SIGTERM in children of `multiprocessing`.
 
-Importing Paddle sets a handler that prints a long report, and deadlocks if it
-interrupts a thread that holds a lock it needs, such as malloc's. Here it would
-often do so: `terminate` sends SIGTERM to children that still start.
+Importing Paddle sets a handler that prints a long report. It deadlocks if it
+interrupts a thread that holds a lock which the report needs, such as malloc's. In
+children this is likely: `terminate`, and a pool that is left, send SIGTERM to
+children that are still starting.
 """
 
 from __future__ import annotations
@@ -34,12 +35,15 @@ def restore_handler() -> None:
     """
     # Python does not see a handler that C++ has set; this replaces it.
     handler = signal.getsignal(signal.SIGTERM)
-    if handler is not None:
+    if handler is not None:  # None: set by C before Python started
         signal.signal(signal.SIGTERM, handler)
 
 
 def restore_handler_in_child() -> None:
-    """Does the same if this process is a child, and otherwise nothing."""
+    """
+    Calls `restore_handler` if this process is a child of `multiprocessing`, and
+    this is its main thread.
+    """
     # The first while a child unpickles its target, the second while it runs it.
     is_child = (
         getattr(process.current_process(), "_inheriting", False)

@@ -136,8 +136,7 @@ def left_on_wrong_thread(name: str) -> RuntimeError:
     """Returns the error for leaving a context on a thread that is not in it."""
     return RuntimeError(
         f"The context {name} was left on thread "
-        f"{threading.current_thread().name!r}, which has not entered it. The "
-        "current device, streams and scope belong to a thread: leave a context "
-        "on the thread that entered it, and enter one on each thread that "
-        "needs it."
+        f"{threading.current_thread().name!r}, which has not entered it. What "
+        "a context sets belongs to a thread: leave it on the thread that "
+        "entered it, and enter one on each thread that needs it."
     )

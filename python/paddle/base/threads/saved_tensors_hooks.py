@@ -16,6 +16,9 @@
 The C++ of autograd has one pair of hooks for the process. While any thread is
 inside a context, that pair is `_pack` and `_unpack`: they call the hooks of the
 calling thread's innermost context. On other threads they keep the tensor.
+
+What a PyLayer saves on a thread that is outside of all contexts does not pass
+through C++, which would pack it while another thread is inside one.
 """
 
 from __future__ import annotations
@@ -61,29 +64,37 @@ class _Kept:
 
 class _Local(threading.local):
     def __init__(self) -> None:
-        # The contexts that the thread is inside of, innermost last.
-        self.entered: list[Hooks] = []
+        # The contexts that the thread is inside of, innermost last, and whether
+        # each applies. Those that were entered without gradients do not.
+        self.entered: list[tuple[Hooks, bool]] = []
 
 
 _local = _Local()
 # Protects the next two.
 _lock = threading.Lock()
-# How many contexts the threads are inside of.
+# How many contexts that apply the threads are inside of.
 _contexts = 0
 # Whether C++ has the pair.
 _is_registered = False
 # Whether the pair remains registered after the last context. Unregistering it
-# while another thread runs an operator is not safe in C++.
+# while another thread is between two reads of it would crash. So it stays once an
+# operator on a thread without hooks has used it. Only the first such operator is
+# at risk.
 _is_permanent = False
+
+
+def _innermost() -> Hooks | None:
+    entered = reversed(_local.entered)
+    return next((hooks for hooks, applies in entered if applies), None)
 
 
 def _pack(tensor: Tensor) -> _Packed | _Kept:
     global _is_permanent
-    if not _local.entered:
+    hooks = _innermost()
+    if hooks is None:
         _is_permanent = True
         # Not the tensor itself: an output would keep the graph that keeps it.
         return _Kept(tensor.detach(), tensor.inplace_version)
-    hooks = _local.entered[-1]
     return _Packed(hooks.pack_hook(tensor), hooks.unpack_hook)
 
 
@@ -101,15 +112,23 @@ def _unpack(packed: _Packed | _Kept) -> Tensor:
 def enter(hooks: Hooks) -> None:
     """
     Makes `hooks` the hooks of the calling thread. In nested contexts, the
-    innermost one applies. Thread-safe.
+    innermost one applies. Without gradients, as under no_grad, it does not apply.
+    Thread-safe.
     """
     global _contexts, _is_registered
-    with _lock:
-        if not _is_registered:
-            core.eager.register_saved_tensors_hooks(_pack, _unpack)
-            _is_registered = True
-        _contexts += 1
-    _local.entered.append(hooks)
+    applies = core._has_grad()
+    if applies:
+        with _lock:
+            if not _is_registered:
+                core.eager.register_saved_tensors_hooks(_pack, _unpack)
+                _is_registered = True
+            _contexts += 1
+    _local.entered.append((hooks, applies))
+
+
+def hooks_apply() -> bool:
+    """Returns whether hooks apply on the calling thread. Thread-safe."""
+    return _innermost() is not None
 
 
 def leave(hooks: Hooks) -> None:
@@ -122,15 +141,16 @@ def leave(hooks: Hooks) -> None:
     global _contexts
     entered = _local.entered
     for i in reversed(range(len(entered))):
-        if entered[i] is hooks:
-            del entered[i]
+        if entered[i][0] is hooks:
+            _, applies = entered.pop(i)
             break
     else:
         raise device_guards.left_on_wrong_thread("saved_tensors_hooks")
-    with _lock:
-        _contexts -= 1
-        if _contexts == 0 and not _is_permanent:
-            _unregister()
+    if applies:
+        with _lock:
+            _contexts -= 1
+            if _contexts == 0 and not _is_permanent:
+                _unregister()
 
 
 def _unregister() -> None:
@@ -149,7 +169,7 @@ def _forget_other_threads(was_main: bool) -> None:
     global _contexts, _is_permanent, _lock
     # Another thread may have held it at the fork.
     _lock = threading.Lock()
-    _contexts = len(_local.entered)
+    _contexts = sum(applies for _, applies in _local.entered)
     _is_permanent = False
     if _contexts == 0:
         _unregister()

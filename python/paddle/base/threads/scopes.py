@@ -16,9 +16,9 @@
 A `static.scope_guard` on the main thread acts on all threads that are not
 inside their own guard. A guard on any other thread acts on that thread only.
 
-Functions that save or load a program use a scope of their own for the duration
-of a call. No other thread must run in that scope, even if the main thread makes
-the call. So it is a second level, for the calling thread only.
+Functions that save or load a program use a scope of their own during a call.
+Only the calling thread may use it, even if that is the main thread, which other
+threads follow. So it is kept apart from the scope of the guards, and comes first.
 """
 
 from __future__ import annotations
@@ -39,32 +39,18 @@ if TYPE_CHECKING:
 __all__ = []
 
 _guarded: MainThreadValue[core._Scope] = MainThreadValue(core.Scope())
-_of_call: ThreadValue[OrUnset[core._Scope]] = ThreadValue(UNSET)
+_thread_only: ThreadValue[OrUnset[core._Scope]] = ThreadValue(UNSET)
 
 
 def current() -> core._Scope:
     """Returns the calling thread's scope. Thread-safe."""
-    scope = _of_call.get()
+    scope = _thread_only.get()
     return _guarded.get() if scope is UNSET else scope
 
 
-def switch(scope: core._Scope) -> core._Scope:
-    """
-    Sets the scope of the innermost guard of the calling thread; outside of its
-    guards the thread's scope, and on the main thread the process's. Returns
-    the previous scope. Thread-safe.
-    """
-    previous = current()
-    if _of_call.get() is UNSET:
-        _guarded.swap(scope)
-    else:
-        _swap_of_call(scope)
-    return previous
-
-
-def _swap_of_call(scope: OrUnset[core._Scope]) -> OrUnset[core._Scope]:
-    saved = _of_call.get()
-    _of_call.set_local(scope)
+def _swap_thread_only(scope: OrUnset[core._Scope]) -> OrUnset[core._Scope]:
+    saved = _thread_only.get()
+    _thread_only.set_local(scope)
     return saved
 
 
@@ -74,8 +60,8 @@ def guard(scope: core._Scope) -> Iterator[None]:
     A context in which the calling thread uses `scope`. On the main thread, so
     do the threads that follow it. Thread-safe.
     """
-    # Inside guard_of_call, only the thread that makes the call.
-    swap = _guarded.swap if _of_call.get() is UNSET else _swap_of_call
+    # Inside thread_only_guard, only the thread that makes the call.
+    swap = _guarded.swap if _thread_only.get() is UNSET else _swap_thread_only
     entered = device_guards.Guard("static.scope_guard")
     saved = swap(scope)
     try:
@@ -86,15 +72,15 @@ def guard(scope: core._Scope) -> Iterator[None]:
 
 
 @contextmanager
-def guard_of_call(scope: core._Scope) -> Iterator[None]:
+def thread_only_guard(scope: core._Scope) -> Iterator[None]:
     """
     A context in which the calling thread uses `scope`, and no other thread,
     even if the calling thread is the main one. Thread-safe.
 
     Requires: left by the thread that has entered it.
     """
-    saved = _swap_of_call(scope)
+    saved = _swap_thread_only(scope)
     try:
         yield
     finally:
-        _of_call.set_local(saved)
+        _thread_only.set_local(saved)

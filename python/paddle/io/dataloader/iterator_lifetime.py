@@ -85,12 +85,8 @@ def get_result(iterator: Any) -> Any:
     # Only here: loading it takes time.
     from multiprocessing import connection
 
-    results = iterator._data_queue
-    reader = results._reader
+    reader = iterator._data_queue._reader
     ready = connection.wait([reader, iterator._woken], iterator._timeout)
-    if not isinstance(reader, connection.Connection):
-        # On Windows, where reading a handle needs other functions.
-        return results.get_nowait()
     if reader not in ready:
         raise queue.Empty
     from .worker_results import receive
@@ -232,17 +228,14 @@ def join_workers(iterator: Any, timeout: float | None) -> None:
     deadline = None if timeout is None else time.monotonic() + timeout
     for worker in workers:
         worker.join(deadline and max(0, deadline - time.monotonic()))
-    alive = [worker for worker in workers if worker.is_alive()]
-    for worker in alive:
-        # It may be starting, and look for the semaphores of these by name.
-        worker._used = (
-            iterator._data_queue,
-            iterator._indices_queues,
-            iterator._workers_done_event,
-        )
-    if not alive:
-        # The reader thread may wait for the rest of a killed worker's result.
-        iterator._data_queue._writer.close()
+    for worker in workers:
+        if worker.is_alive():
+            # It may be starting, and look for the semaphores of these by name.
+            worker._used = (
+                iterator._data_queue,
+                iterator._indices_queues,
+                iterator._workers_done_event,
+            )
 
 
 def _end_reader_threads() -> None:

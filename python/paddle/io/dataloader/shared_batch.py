@@ -383,13 +383,16 @@ def message_or_error(
     """Returns the message that sends batch `number` to the reader, or the one
     that sends the error if the batch cannot be pickled."""
     try:
+        # First: a tensor that is pickled occupies shared memory until it is
+        # received or expires.
+        pickled_structure = BatchMessage(structure)
         # The queue's thread pickles arrays, which cannot fail, while the worker
         # makes the next batch.
         checked = [
             field if _is_plain_array(field) else BatchMessage(field)
             for field in fields
         ]
-        return number, checked, BatchMessage(structure)
+        return number, checked, pickled_structure
     except Exception:
         return number, _WorkerException(worker), None
 

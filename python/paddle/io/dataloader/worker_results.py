@@ -29,11 +29,10 @@ from typing import Any
 __all__ = []
 
 
-class _Result(Connection):
-    """One message of the result queue of `iterator`, read on its reader thread.
-
-    The message is read with the methods of multiprocessing, except that a part
-    that may never come raises EOFError.
+class _WatchingConnection(Connection):
+    """
+    Reads one message of the result queue of `iterator`, on its reader thread.
+    Where multiprocessing would wait for a part forever, it raises EOFError.
     """
 
     def __init__(self, iterator: Any) -> None:
@@ -84,7 +83,7 @@ def receive(iterator: Any) -> Any:
     # Not a `with` statement: after an error, the lock is kept, so that nobody
     # reads the rest as another result.
     results._rlock.acquire()
-    content = _Result(iterator).recv_bytes()
+    content = _WatchingConnection(iterator).recv_bytes()
     results._sem.release()
     results._rlock.release()
     return ForkingPickler.loads(content)
