@@ -14,9 +14,9 @@
 """SIGTERM in children of `multiprocessing`.
 
 Importing Paddle sets a handler that prints a long report. It deadlocks if it
-interrupts a thread that holds a lock which the report needs, such as malloc's. In
-children this is likely: `terminate`, and a pool that is left, send SIGTERM to
-children that are still starting.
+interrupts a thread that holds a lock which the report needs, such as malloc's.
+In children this is likely: `terminate`, and a pool that is left, send SIGTERM
+to children that are still starting.
 """
 
 from __future__ import annotations

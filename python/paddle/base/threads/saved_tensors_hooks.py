@@ -77,9 +77,9 @@ _contexts = 0
 # Whether C++ has the pair.
 _is_registered = False
 # Whether the pair remains registered after the last context. Unregistering it
-# while another thread is between two reads of it would crash. So it stays once an
-# operator on a thread without hooks has used it. Only the first such operator is
-# at risk.
+# while another thread is between two reads of it would crash. So it stays once
+# an operator on a thread without hooks has used it. Only the first such
+# operator is at risk.
 _is_permanent = False
 
 
@@ -112,8 +112,8 @@ def _unpack(packed: _Packed | _Kept) -> Tensor:
 def enter(hooks: Hooks) -> None:
     """
     Makes `hooks` the hooks of the calling thread. In nested contexts, the
-    innermost one applies. Without gradients, as under no_grad, it does not apply.
-    Thread-safe.
+    innermost one applies. Entered without gradients, as under no_grad, it does
+    not apply. Thread-safe.
     """
     global _contexts, _is_registered
     applies = core._has_grad()

@@ -18,7 +18,8 @@ inside their own guard. A guard on any other thread acts on that thread only.
 
 Functions that save or load a program use a scope of their own during a call.
 Only the calling thread may use it, even if that is the main thread, which other
-threads follow. So it is kept apart from the scope of the guards, and comes first.
+threads follow. So it is kept apart from the scope of the guards, and comes
+first.
 """
 
 from __future__ import annotations
