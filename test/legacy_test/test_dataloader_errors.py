@@ -27,6 +27,7 @@ import threading
 import traceback
 import types
 import unittest
+import weakref
 from multiprocessing.connection import Connection
 from unittest import mock
 
@@ -93,6 +94,11 @@ if sys.platform == "linux":
 
 class DeliberateError(Exception):
     pass
+
+
+class ErrorOfSample(Exception):
+    def __init__(self, index):
+        super().__init__("a bad sample")
 
 
 class Numbers(Dataset):
@@ -345,11 +351,9 @@ class TestWorkerProcesses(unittest.TestCase):
         """Returns the text of the error that the reader thread reports."""
         errors = []
         loader = DataLoader(dataset, num_workers=1, **options)
-        with (
-            mock.patch("threading.excepthook", errors.append),
-            self.assertRaisesRegex(SystemError, "reader raises"),
-        ):
-            in_thread(list, loader)
+        with mock.patch("threading.excepthook", errors.append):
+            with self.assertRaisesRegex(SystemError, "reader raises"):
+                in_thread(list, loader)
             wait_until(lambda: errors, "the reader thread reports its error")
         (error,) = errors
         return f"{error.exc_type.__name__}: {error.exc_value}"
@@ -365,9 +369,16 @@ class TestWorkerProcesses(unittest.TestCase):
         def decode(samples):
             b"\xff".decode()
 
-        error = self.error_of_reader(Numbers(), collate_fn=decode)
-        self.assertRegex(error, "(?s)^RuntimeError: .*UnicodeDecodeError")
-        self.assertIn("in decode", error)
+        def refuse(samples):
+            raise ErrorOfSample(samples[0])
+
+        for function, name in (
+            (decode, "UnicodeDecodeError"),
+            (refuse, "ErrorOfSample"),
+        ):
+            error = self.error_of_reader(Numbers(), collate_fn=function)
+            self.assertRegex(error, f"(?s)^RuntimeError: .*{name}")
+            self.assertIn(f"in {function.__name__}", error)
 
     def test_a_batch_that_cannot_be_pickled_ends_the_loop(self):
         def collate(samples):
@@ -524,6 +535,22 @@ class TestReferenceCycles(unittest.TestCase):
         del batches
         in_thread(gc.collect)
         self.assertLessEqual(set(multiprocessing.active_children()), before)
+
+    def test_an_error_of_a_worker_does_not_keep_the_dataset(self):
+        def fail_and_drop():
+            dataset = Numbers(DeliberateError())
+            with self.assertRaises(SystemError):
+                list(DataLoader(dataset, num_workers=1))
+            return weakref.ref(dataset)
+
+        # pytest's hook would keep the traceback, and the iterator with it.
+        hook = mock.patch("threading.excepthook", lambda _: None)
+        self.addCleanup(hook.stop)
+        hook.start()
+        gc.disable()
+        self.addCleanup(gc.enable)
+        dataset = in_thread(fail_and_drop)
+        wait_until(lambda: dataset() is None, "the dataset is freed")
 
 
 if __name__ == "__main__":

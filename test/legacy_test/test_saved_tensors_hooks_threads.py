@@ -128,6 +128,23 @@ class TestHooksOfThreads(HooksTestCase):
             self.assertEqual(grad(), [20, 40])
             self.assertEqual(in_thread(grad), [2, 4])
 
+    def test_a_pylayer_may_save_again_inside_hooks(self):
+        class Doubled(paddle.autograd.PyLayer):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                with paddle.enable_grad(), times(10):
+                    ctx.save_for_backward(x)
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, grad):
+                return grad * ctx.saved_tensor()[0]
+
+        x = leaf(1)
+        Doubled.apply(x).sum().backward()
+        self.assertEqual(x.grad.tolist(), [10])
+
     def test_the_innermost_hooks_apply(self):
         with times(10):
             with times(100):
@@ -228,8 +245,13 @@ class TestOtherThreads(HooksTestCase):
 
             @staticmethod
             def backward(ctx, grad):
-                for got, expected in zip(ctx.saved_tensor(), saved):
-                    self.assertIs(got, expected)
+                got = ctx.saved_tensor()
+                self.assertEqual(len(got), len(saved))
+                for value, expected in zip(got, saved):
+                    self.assertIs(value, expected)
+                self.assertIs(ctx.container, got)
+                ctx.container = None
+                self.assertIsNone(ctx.saved_tensor())
                 return grad * 2
 
         def run():

@@ -14,8 +14,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import unittest
+import weakref
 
 from concurrent_base import WAIT_S, Worker, in_threads
 
@@ -116,6 +118,47 @@ class TestGradMode(unittest.TestCase):
             self.assertEqual(step(), result)
             self.assertTrue(paddle.is_grad_enabled())
         self.assertEqual(at_close, [False])
+
+    def test_a_generator_keeps_the_mode_in_which_it_yielded(self):
+        for outer, inner, expected in (
+            (paddle.no_grad, paddle.enable_grad, [True, True, False]),
+            (paddle.enable_grad, paddle.no_grad, [False, False, True]),
+        ):
+
+            @outer()
+            def generate(inner=inner):
+                with inner():
+                    yield paddle.is_grad_enabled()
+                    yield paddle.is_grad_enabled()
+                yield paddle.is_grad_enabled()
+
+            self.assertEqual([*generate()], expected)
+            self.assertTrue(paddle.is_grad_enabled())
+
+    def test_a_generator_keeps_neither_its_items_nor_its_arguments(self):
+        class Kept:
+            pass
+
+        @paddle.no_grad()
+        def generate(argument):
+            yield Kept()
+            yield None
+
+        def first_of_two(argument):
+            for item in generate(argument):
+                return item
+
+        gc.disable()
+        self.addCleanup(gc.enable)
+        argument = Kept()
+        kept_argument = weakref.ref(argument)
+        kept_item = weakref.ref(first_of_two(argument))
+        del argument
+        self.assertIsNone(kept_argument())
+        self.assertIsNone(kept_item())
+        generator = generate(None)
+        kept_item = weakref.ref(next(generator))
+        self.assertIsNone(kept_item())
 
     def test_a_decorated_generator_returns_its_value(self):
         @paddle.no_grad()

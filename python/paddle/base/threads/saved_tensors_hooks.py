@@ -126,9 +126,24 @@ def enter(hooks: Hooks) -> None:
     _local.entered.append((hooks, applies))
 
 
-def hooks_apply() -> bool:
-    """Returns whether hooks apply on the calling thread. Thread-safe."""
-    return _innermost() is not None
+def _get_container(context: Any) -> Any:
+    try:
+        return context._saved_without_hooks
+    except AttributeError:
+        return core.eager.PyLayer.container.__get__(context)
+
+
+def _set_container(context: Any, tensors: Any) -> None:
+    vars(context).pop("_saved_without_hooks", None)
+    if _innermost() is None:
+        # C++ would pack it while another thread is inside a context.
+        context._saved_without_hooks = tensors
+    else:
+        core.eager.PyLayer.container.__set__(context, tensors)
+
+
+# The attribute of a PyLayer's context with what the PyLayer saves.
+container = property(_get_container, _set_container)
 
 
 def leave(hooks: Hooks) -> None:

@@ -71,6 +71,22 @@ def raise_stored_error(
     return wrapped
 
 
+def error_with_message(error_type: type[Exception], message: str) -> Exception:
+    """
+    Returns an error of the type with the message, or a RuntimeError if the type
+    takes other arguments or drops the message.
+    """
+    try:
+        if getattr(error_type, "message", None):
+            error = error_type(message=message)
+        else:
+            error = error_type(message)
+    except Exception:
+        return RuntimeError(message)
+    kept = (*error.args, getattr(error, "message", None))
+    return error if message in kept else RuntimeError(message)
+
+
 def without_frames(error: Exception) -> Exception:
     """
     Returns the error with its traceback as text, which is its cause now. A
