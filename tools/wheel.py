@@ -338,7 +338,7 @@ def adapt_libpaddle(repo: Path, package: Path) -> None:
         PatchError: Paddle does not import libpaddle as expected.
     """
     base = package / "base"
-    for name in ("bindings", "grad_fn"):
+    for name in ("amp_setters", "bindings", "grad_fn"):
         shutil.copy(repo / EXTENSION / f"{name}.py", base / f"_{name}.py")
     core = base / "core.py"
     text = core.read_text(encoding="utf-8")
@@ -347,7 +347,9 @@ def adapt_libpaddle(repo: Path, package: Path) -> None:
         raise PatchError(f"{core} does not have the line {line.strip()!r} once")
     # It may be a link to the official file.
     core.unlink()
-    hook = line.replace("libpaddle", "_bindings, _grad_fn  # noqa: F401")
+    hook = line.replace(
+        "libpaddle", "_amp_setters, _bindings, _grad_fn  # noqa: F401"
+    )
     core.write_text(text.replace(line, line + hook), encoding="utf-8")
 
 

@@ -27,15 +27,17 @@ def modes_of_caller() -> Callable[[], None]:
     a function that sets them on the thread that calls it.
     """
     has_grad = paddle.is_grad_enabled()
-    # Entering auto_cast would repeat its warnings and reset the process-wide
-    # operator lists.
+    # Entering auto_cast would repeat its warnings.
     amp = core._get_amp_attrs()
     level, dtype, promote = amp._amp_level, amp._amp_dtype, amp._use_promote
+    op_lists = core._get_amp_op_list()
 
     def set_modes() -> None:
         paddle.set_grad_enabled(has_grad)
         amp = core._get_amp_attrs()
         amp._amp_level, amp._amp_dtype = level, dtype
         amp._use_promote = promote
+        if level != core.AmpLevel.O0:
+            core._set_amp_op_list(*op_lists)
 
     return set_modes

@@ -23,7 +23,6 @@ import os
 import sys
 import threading
 import time
-import warnings
 import weakref
 from multiprocessing import parent_process, util
 from traceback import walk_stack, walk_tb
@@ -118,8 +117,6 @@ def _in_state_of_caller(
     place = framework._own_expected_place()
     tracer = framework._dygraph_tracer()
     set_modes = modes_of_caller()
-    level = core._get_amp_attrs()._amp_level
-    op_lists = core._get_amp_op_list()
     call_on_streams = streams.with_streams_of_creator(_call)
     nothing = contextlib.nullcontext()
 
@@ -131,14 +128,6 @@ def _in_state_of_caller(
         set_modes()
         with host_context(generator=generator) if generator else nothing:
             call_on_streams(target)
-        if level != core.AmpLevel.O0 and core._get_amp_op_list() != op_lists:
-            warnings.warn(
-                "The operator lists of paddle.amp.auto_cast changed while "
-                f"thread {threading.current_thread().name!r} ran, because all "
-                "threads share these lists. Leave auto_cast after joining the "
-                "thread, or enter it in the thread only.",
-                stacklevel=2,
-            )
 
     return in_state_of_caller
 
@@ -183,9 +172,7 @@ class WorkerThread(threading.Thread):
     - the current stream on each device. Using the worker's results on another
       stream requires the usual synchronization;
     - the ``paddle.no_grad`` mode, and dynamic or static graph mode;
-    - the level and data type of ``paddle.amp.auto_cast``. All threads share the
-      operator lists: join a worker inside the ``auto_cast`` in which it was
-      started. It warns if the lists have changed.
+    - the level, data type and operator lists of ``paddle.amp.auto_cast``.
 
     A ``threading.Thread`` has only the device and graph mode of the main
     thread. Process-wide settings apply to both: the default data type, default

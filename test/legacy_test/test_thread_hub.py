@@ -1,0 +1,166 @@
+# Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+import unittest
+import zipfile
+from unittest import mock
+
+from concurrent_base import WAIT_S, Worker, in_thread
+from thread_device_base import on_every_device_list
+
+import paddle
+from paddle.base.threads.devices import current_place
+from paddle.base.threads.thread_value import UNSET
+from paddle.hapi import hub
+
+
+def wait(event):
+    if not event.wait(WAIT_S):
+        raise TimeoutError("the other thread has not gone on")
+
+
+class TestHubOnThreads(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def repository(self, name, code=""):
+        """Returns a repository whose model is its name."""
+        path = os.path.join(self.folder, name)
+        os.mkdir(path)
+        with open(os.path.join(path, "hubconf.py"), "w") as hubconf:
+            hubconf.write(f"{code}\ndef model():\n    return {name!r}\n")
+        return path
+
+    def load(self, repository):
+        return paddle.hub.load(repository, "model", source="local")
+
+    def test_overlapping_loads_return_models_of_their_own_repositories(self):
+        first, second = self.repository("first"), self.repository("second")
+        inside, has_ended = threading.Event(), threading.Event()
+        other_arrived = threading.Event()
+
+        class PausingPath(list):
+            """Switches the threads where hub changes sys.path."""
+
+            def insert(self, index, folder):
+                super().insert(index, folder)
+                if folder == first:
+                    inside.set()
+                    wait(other_arrived)
+                elif folder == second:
+                    other_arrived.set()
+                    wait(has_ended)
+
+        class Lock:
+            """Says when the second thread waits for the first one."""
+
+            def __init__(self):
+                self.lock = threading.RLock()
+
+            def __enter__(self):
+                if inside.is_set():
+                    other_arrived.set()
+                self.lock.acquire()
+
+            def __exit__(self, *error):
+                self.lock.release()
+
+        def load_first():
+            try:
+                return self.load(first)
+            finally:
+                has_ended.set()
+
+        for target, name, value in (
+            (sys, "path", PausingPath(sys.path)),
+            (hub, "_importing", Lock()),
+        ):
+            patch = mock.patch.object(target, name, value, create=True)
+            patch.start()
+            self.addCleanup(patch.stop)
+        worker = Worker(load_first)
+        wait(inside)
+        self.assertEqual(self.load(second), "second")
+        self.assertEqual(worker.result(), "first")
+
+    def test_a_failed_import_leaves_the_path_and_does_not_block_others(self):
+        fails = self.repository("fails", "raise ValueError('from hubconf')")
+        works = self.repository("works")
+        path = list(sys.path)
+        self.addCleanup(setattr, sys, "path", list(path))
+        with self.assertRaisesRegex(ValueError, "from hubconf"):
+            self.load(fails)
+        self.assertEqual(sys.path, path)
+        self.assertEqual(in_thread(self.load, works), "works")
+
+
+@on_every_device_list
+class TestDeviceDuringLoad(unittest.TestCase):
+    def load(self, zipped, fails=False):
+        """Returns the devices during and after a load of parameters."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "weights.pdparams")
+            paddle.save({"weight": paddle.ones([1])}, path)
+            if zipped:
+                with zipfile.ZipFile(path + ".zip", "w") as archive:
+                    archive.write(path, "weights.pdparams")
+                path += ".zip"
+            during = []
+
+            def load(path):
+                during.append(paddle.get_device())
+                if fails:
+                    raise ValueError("from load")
+                return paddle_load(path)
+
+            paddle_load = paddle.load
+            with mock.patch.object(paddle, "load", load):
+                # The file is already where it would be downloaded to.
+                paddle.hub.load_state_dict_from_url(
+                    "https://example.com/" + os.path.basename(path),
+                    folder,
+                    map_location="cpu",
+                )
+        return during[0], paddle.get_device()
+
+    def test_a_thread_without_a_device_has_none_after_a_load(self):
+        paddle.set_device(self.devices[0])
+
+        def load(zipped):
+            return self.load(zipped), current_place.get_local()
+
+        for zipped in (False, True):
+            self.assertEqual(
+                in_thread(load, zipped), (("cpu", self.devices[0]), UNSET)
+            )
+
+    def test_a_thread_without_a_device_has_none_after_a_failed_load(self):
+        def load():
+            with self.assertRaisesRegex(ValueError, "from load"):
+                self.load(False, fails=True)
+            return current_place.get_local()
+
+        self.assertIs(in_thread(load), UNSET)
+
+
+if __name__ == "__main__":
+    unittest.main()
