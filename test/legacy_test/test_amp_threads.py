@@ -18,6 +18,7 @@ from __future__ import annotations
 import threading
 import unittest
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from concurrent_base import WAIT_S, Worker, in_thread, in_threads
 from thread_device_base import device_lists
@@ -65,6 +66,18 @@ class TestAutoCast(unittest.TestCase):
     def test_a_thread_starts_with_empty_lists(self):
         with paddle.amp.auto_cast(False):
             self.assertEqual(in_thread(lists), [set(), set()])
+
+    def test_an_error_leaves_auto_cast_off(self):
+        tracer = paddle.base.framework._dygraph_tracer()
+        with (
+            mock.patch.object(
+                type(tracer), "_set_amp_op_list", side_effect=OSError
+            ),
+            self.assertRaises(OSError),
+            paddle.amp.auto_cast(False, level="O2"),
+        ):
+            pass
+        self.assertEqual(tracer._amp_level, core.AmpLevel.O0)
 
     def test_auto_cast_sets_the_lists_of_the_calling_thread(self):
         first_inside, both_inside, first_left = (
@@ -152,6 +165,27 @@ class TestOnADevice(unittest.TestCase):
 
 
 class TestGradScaler(unittest.TestCase):
+    @unittest.skipUnless(DEVICE, "no device that casts here")
+    def test_a_worker_thread_keeps_the_data_type_of_its_creator(self):
+        self.addCleanup(paddle.set_device, paddle.get_device())
+        paddle.set_device(DEVICE)
+        left = threading.Event()
+        found = []
+
+        def run():
+            self.assertTrue(left.wait(WAIT_S))
+            found.append(amp_global_state().amp_dtype)
+
+        before = amp_global_state().amp_dtype
+        self.addCleanup(setattr, amp_global_state(), "amp_dtype", before)
+        with auto_cast():
+            worker = mp.WorkerThread(run)
+            worker.start()
+        with paddle.amp.auto_cast(False, dtype="bfloat16"):
+            left.set()
+            worker.join(WAIT_S)
+        self.assertEqual(found, ["float16"])
+
     def test_the_data_type_of_auto_cast_belongs_to_the_thread(self):
         before = amp_global_state().amp_dtype
         entered, may_go_on = threading.Event(), threading.Event()

@@ -14,17 +14,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import threading
 import unittest
-from collections import OrderedDict
+import weakref
+from collections import OrderedDict, namedtuple
 from unittest import mock
 
-from concurrent_base import WAIT_S
+from concurrent_base import WAIT_S, Worker
 
 import paddle
 from paddle.framework import io
+from paddle.framework.state_copy import copy_state
 
 
 class TestAsyncSave(unittest.TestCase):
@@ -91,6 +94,7 @@ class TestAsyncSave(unittest.TestCase):
         layer(paddle.ones([1, 2])).sum().backward()
         optimizer.step()
         weight = layer.weight
+        shared = {"weight": weight}
         for name, state in (
             ("layer", layer.state_dict()),
             ("optimizer", optimizer.state_dict()),
@@ -98,6 +102,7 @@ class TestAsyncSave(unittest.TestCase):
             ("empty", {}),
             ("nested", {"model": layer.state_dict(), "epoch": 3}),
             ("shared", OrderedDict(a={"b": weight, "c": [weight, weight]})),
+            ("shared dictionary", {"a": shared, "b": [shared, shared]}),
             ("without elements", {"a": paddle.zeros([0, 2])}),
         ):
             with self.subTest(name):
@@ -108,6 +113,46 @@ class TestAsyncSave(unittest.TestCase):
                 paddle.clear_async_save_task_queue()
                 with open(self.path, "rb") as file:
                     self.assertEqual(file.read(), expected)
+
+    def test_two_threads_wait_for_all_tasks(self):
+        may_save, begun = threading.Event(), threading.Semaphore(0)
+        save = io.save
+
+        def save_later(*args):
+            begun.release()
+            self.assertTrue(may_save.wait(WAIT_S))
+            save(*args)
+
+        def wait_and_load():
+            paddle.clear_async_save_task_queue()
+            return paddle.load(self.path).tolist()
+
+        with mock.patch.object(io, "save", save_later):
+            paddle.async_save(paddle.ones([2]), self.path)
+            workers = [Worker(wait_and_load) for _ in range(2)]
+            self.assertTrue(begun.acquire(timeout=WAIT_S))
+            may_save.set()
+            for worker in workers:
+                self.assertEqual(worker.result(), [1.0, 1.0])
+
+    def test_nothing_keeps_the_state_or_its_copy(self):
+        weight = paddle.ones([2])
+        state = {"a": {"b": weight}}
+        kept = weakref.ref(weight)
+        gc.disable()
+        self.addCleanup(gc.enable)
+        kept_copy = weakref.ref(copy_state(state)["a"]["b"])
+        del weight, state
+        self.assertIsNone(kept_copy())
+        self.assertIsNone(kept())
+
+    def test_a_named_tuple_is_copied(self):
+        one = paddle.ones([2])
+        Pair = namedtuple("Pair", "first second")
+        copied = copy_state({"a": Pair(one, 2)})["a"]
+        one.fill_(2.0)
+        self.assertEqual(copied.first.tolist(), [1.0, 1.0])
+        self.assertEqual(copied.second, 2)
 
     def test_the_state_of_the_caller_stays_the_same(self):
         weight = paddle.nn.Linear(2, 2).weight

@@ -71,7 +71,9 @@ os.waitpid(child, 0)
 
 def sleep(queue):
     queue.put("has begun")
-    time.sleep(100)
+    # Short: a Python handler of a signal that comes just before waits for it.
+    for _ in range(1000):
+        time.sleep(0.1)
 
 
 @unittest.skipUnless(

@@ -18,17 +18,17 @@ import os
 import sys
 import tempfile
 import threading
+import types
 import unittest
 import zipfile
 from unittest import mock
 
-from concurrent_base import WAIT_S, Worker, in_thread
+from concurrent_base import WAIT_S, Worker, in_thread, in_threads
 from thread_device_base import on_every_device_list
 
 import paddle
 from paddle.base.threads.devices import current_place
 from paddle.base.threads.thread_value import UNSET
-from paddle.hapi import hub
 
 
 def wait(event):
@@ -55,52 +55,46 @@ class TestHubOnThreads(unittest.TestCase):
 
     def test_overlapping_loads_return_models_of_their_own_repositories(self):
         first, second = self.repository("first"), self.repository("second")
-        inside, has_ended = threading.Event(), threading.Event()
-        other_arrived = threading.Event()
+        self.assertEqual(
+            in_threads(lambda: self.load(first), lambda: self.load(second)),
+            ["first", "second"],
+        )
 
-        class PausingPath(list):
-            """Switches the threads where hub changes sys.path."""
+    def test_a_load_does_not_wait_for_one_on_another_thread(self):
+        waits = self.repository("waits", "from test_thread_hub import paused")
+        works = self.repository("works")
+        inside, may_go_on = threading.Event(), threading.Event()
 
-            def insert(self, index, folder):
-                super().insert(index, folder)
-                if folder == first:
-                    inside.set()
-                    wait(other_arrived)
-                elif folder == second:
-                    other_arrived.set()
-                    wait(has_ended)
+        def pause():
+            inside.set()
+            wait(may_go_on)
 
-        class Lock:
-            """Says when the second thread waits for the first one."""
-
-            def __init__(self):
-                self.lock = threading.RLock()
-
-            def __enter__(self):
-                if inside.is_set():
-                    other_arrived.set()
-                self.lock.acquire()
-
-            def __exit__(self, *error):
-                self.lock.release()
-
-        def load_first():
-            try:
-                return self.load(first)
-            finally:
-                has_ended.set()
-
-        for target, name, value in (
-            (sys, "path", PausingPath(sys.path)),
-            (hub, "_importing", Lock()),
-        ):
-            patch = mock.patch.object(target, name, value, create=True)
-            patch.start()
-            self.addCleanup(patch.stop)
-        worker = Worker(load_first)
+        module = types.ModuleType("test_thread_hub")
+        module.__getattr__ = lambda name: pause()
+        patch = mock.patch.dict(sys.modules, {"test_thread_hub": module})
+        patch.start()
+        self.addCleanup(patch.stop)
+        worker = Worker(self.load, waits)
         wait(inside)
-        self.assertEqual(self.load(second), "second")
-        self.assertEqual(worker.result(), "first")
+        self.assertEqual(self.load(works), "works")
+        may_go_on.set()
+        self.assertEqual(worker.result(), "waits")
+
+    def test_a_hubconf_may_load_another_one(self):
+        inner = self.repository("inner")
+        outer = self.repository(
+            "outer",
+            "import paddle\n"
+            f"found = paddle.hub.load({inner!r}, 'model', source='local')\n"
+            "assert found == 'inner'",
+        )
+        self.assertEqual(self.load(outer), "outer")
+
+    def test_a_repository_without_hubconf_is_an_error(self):
+        path = os.path.join(self.folder, "empty")
+        os.mkdir(path)
+        with self.assertRaisesRegex(RuntimeError, "make sure config exists"):
+            self.load(path)
 
     def test_a_failed_import_leaves_the_path_and_does_not_block_others(self):
         fails = self.repository("fails", "raise ValueError('from hubconf')")

@@ -44,31 +44,38 @@ def copy_state(
     state: dict[Any, Any] | core.eager.Tensor,
 ) -> dict[Any, Any] | core.eager.Tensor:
     """
-    Returns a copy of `state` which later changes of its tensors, dictionaries
-    and lists do not affect. `paddle.save` saves the same for both: tensors keep
-    their names, and a tensor that occurs twice is copied once. Thread-safe if
-    no other thread changes `state` during the call.
+    Returns a copy of `state` which later changes of its tensors, dictionaries,
+    lists and tuples do not affect. `paddle.save` saves the same for both:
+    tensors keep their names, and what occurs twice is copied once. Other
+    values, such as arrays of NumPy, and tensors on NPUs are not copied.
+    Thread-safe if no other thread changes `state` during the call.
 
     Args:
         state (dict|Tensor): a tensor, or a dictionary of tensors, dictionaries,
-            lists, tuples and other values. The other values are not copied.
+            lists, tuples and other values.
     """
-    # Keeps the originals too, so that no other object gets their ids.
-    copied = {}
+    return _copy_value(state, {})
 
-    def copy_value(value: Any) -> Any:
-        if isinstance(value, dict):
-            # Keeps the type of the dictionary.
-            result = copy.copy(value)
-            for key, item in value.items():
-                result[key] = copy_value(item)
-            return result
-        if type(value) in (list, tuple):
-            return type(value)(copy_value(item) for item in value)
-        if isinstance(value, core.eager.Tensor):
-            if id(value) not in copied:
-                copied[id(value)] = (value, _copy_tensor(value))
-            return copied[id(value)][1]
+
+def _copy_value(value: Any, copied: dict[int, tuple[Any, Any]]) -> Any:
+    # `copied` keeps the originals, too, so that no other object gets their ids.
+    if id(value) in copied:
+        return copied[id(value)][1]
+    if isinstance(value, core.eager.Tensor):
+        result = _copy_tensor(value)
+    elif isinstance(value, (dict, list)):
+        # Keeps its type, and comes first: it may contain itself.
+        result = copy.copy(value)
+        copied[id(value)] = value, result
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            result[key] = _copy_value(item, copied)
+    elif isinstance(value, tuple):
+        items = [_copy_value(item, copied) for item in value]
+        # A named tuple takes its items one by one.
+        make = getattr(type(value), "_make", type(value))
+        result = make(items)
+    else:
         return value
-
-    return copy_value(state)
+    copied[id(value)] = value, result
+    return result

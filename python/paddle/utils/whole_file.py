@@ -29,13 +29,15 @@ __all__ = []
 @contextlib.contextmanager
 def open_whole(path: str) -> Iterator[BinaryIO]:
     """
-    Opens a new file in the folder of `path` for writing. It replaces `path`
-    when the context is left, and is removed if that is by an error. Safe on
-    several threads and in several processes that write the same `path`.
+    Opens a new file in the folder of `path` for writing. It replaces `path`, or
+    the file that this links to, when the context is left, and is removed if
+    that is by an error. Safe on several threads and in several processes that
+    write the same `path`. A killed process leaves the new file behind.
     """
+    path = os.path.realpath(path)
     # Not by tempfile, whose files only their owner may read. Machines may share
     # the folder, so the process and the thread do not suffice.
-    unfinished = f"{path}_{uuid.uuid4().hex}_tmp"
+    unfinished = f"{path}_{uuid.uuid4().hex[:8]}_tmp"
     try:
         with open(unfinished, "wb") as file:
             yield file

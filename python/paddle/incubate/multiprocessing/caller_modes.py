@@ -18,13 +18,14 @@ from __future__ import annotations
 from typing import Callable
 
 import paddle
+from paddle.amp.auto_cast import amp_global_state
 from paddle.base import core
 
 
 def modes_of_caller() -> Callable[[], None]:
     """
-    Captures the `no_grad` mode and the AMP level of the calling thread. Returns
-    a function that sets them on the thread that calls it.
+    Captures the `no_grad` mode and the state of `auto_cast` of the calling
+    thread. Returns a function that sets them on the thread that calls it.
     """
     has_grad = paddle.is_grad_enabled()
     # Entering auto_cast would repeat its warnings.
@@ -37,7 +38,12 @@ def modes_of_caller() -> Callable[[], None]:
         amp = core._get_amp_attrs()
         amp._amp_level, amp._amp_dtype = level, dtype
         amp._use_promote = promote
-        if level != core.AmpLevel.O0:
+        if level == core.AmpLevel.O0:
+            return
+        # For GradScaler.
+        amp_global_state().amp_dtype = dtype
+        # A new thread has none, unless all threads share them.
+        if not any(core._get_amp_op_list()):
             core._set_amp_op_list(*op_lists)
 
     return set_modes
