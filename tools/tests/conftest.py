@@ -33,6 +33,7 @@ OWN_TEST = "test/legacy_test/test_thread_device.py"
 VERSION = "python/paddle/version/__init__.py"
 # Not below python/: no patch changes it.
 CORE_MODULE = "paddle/base/core.py"
+AMP_SETTERS = "tools/extension/amp_setters.py"
 LOADER = "tools/extension/bindings.py"
 GRAD_FN = "tools/extension/grad_fn.py"
 STAND_IN = "tools/without_native_parts/_thread_value.py"
@@ -158,6 +159,7 @@ def new_repo(root: Path, source: Path, patches: list = PATCHES) -> Path:
         {
             "patches/series": "# applied in this order\n",
             "patches/preimages": f"# taken from real files\n{preimages}",
+            AMP_SETTERS: "# amp_setters\n",
             LOADER: "# the loader\n",
             GRAD_FN: "# grad_fn\n",
             STAND_IN: "# the stand-in\n",

@@ -82,6 +82,7 @@ def commands(package: Path, folder: Path) -> dict[str, list[str]]:
 def assert_defined(package, folder, define, other):
     modules = commands(package, folder)
     assert sorted(modules) == [
+        "_amp_lists.dir",
         "_predictor_threads.dir",
         "_process_group_shm.dir",
         "_program_threads.dir",

@@ -32,6 +32,7 @@ from packaging.version import Version
 from tools import wheel as wheel_tool
 from tools.series import PatchError
 from tools.tests.conftest import (
+    AMP_SETTERS,
     CORE_MODULE,
     DEVICE,
     GRAD_FN,
@@ -132,9 +133,12 @@ def test_wheel_adapts_libpaddle_after_it_has_imported_it(
     made = build(official, tmp_path / "out", repo)
     with zipfile.ZipFile(made) as archive:
         core = archive.read(CORE_MODULE).decode()
+        amp_setters = archive.read("paddle/base/_amp_setters.py")
         loader = archive.read("paddle/base/_bindings.py")
         grad_fn = archive.read("paddle/base/_grad_fn.py")
-    assert "import libpaddle\n    from . import _bindings, _grad_fn" in core
+    imports = "from . import _amp_setters, _bindings, _grad_fn"
+    assert f"import libpaddle\n    {imports}" in core
+    assert amp_setters == (repo / AMP_SETTERS).read_bytes()
     assert loader == (repo / LOADER).read_bytes()
     assert grad_fn == (repo / GRAD_FN).read_bytes()
 
@@ -443,7 +447,9 @@ def test_existing_wheel_is_not_built_again(official, repo, tmp_path):
     assert made.read_bytes() == b"as it was"
 
 
-@pytest.mark.parametrize("source", [OWN, HEAP, LOADER, GRAD_FN, STAND_IN])
+@pytest.mark.parametrize(
+    "source", [OWN, HEAP, AMP_SETTERS, LOADER, GRAD_FN, STAND_IN]
+)
 def test_changed_source_gives_another_version(source, official, repo, tmp_path):
     write(repo, {source: "as it was"})
     native = source != STAND_IN
