@@ -109,23 +109,6 @@ def _unpack(packed: _Packed | _Kept) -> Tensor:
     return packed.tensor
 
 
-def enter(hooks: Hooks) -> None:
-    """
-    Makes `hooks` the hooks of the calling thread. In nested contexts, the
-    innermost one applies. Entered without gradients, as under no_grad, it does
-    not apply. Thread-safe.
-    """
-    global _contexts, _is_registered
-    applies = core._has_grad()
-    if applies:
-        with _lock:
-            if not _is_registered:
-                core.eager.register_saved_tensors_hooks(_pack, _unpack)
-                _is_registered = True
-            _contexts += 1
-    _local.entered.append((hooks, applies))
-
-
 def _get_container(context: Any) -> Any:
     try:
         return context._saved_without_hooks
@@ -144,6 +127,23 @@ def _set_container(context: Any, tensors: Any) -> None:
 
 # The attribute of a PyLayer's context with what the PyLayer saves.
 container = property(_get_container, _set_container)
+
+
+def enter(hooks: Hooks) -> None:
+    """
+    Makes `hooks` the hooks of the calling thread. In nested contexts, the
+    innermost one applies. Entered without gradients, as under no_grad, it does
+    not apply. Thread-safe.
+    """
+    global _contexts, _is_registered
+    applies = core._has_grad()
+    if applies:
+        with _lock:
+            if not _is_registered:
+                core.eager.register_saved_tensors_hooks(_pack, _unpack)
+                _is_registered = True
+            _contexts += 1
+    _local.entered.append((hooks, applies))
 
 
 def leave(hooks: Hooks) -> None:
