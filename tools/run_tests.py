@@ -161,8 +161,7 @@ ON_ANY_PLATFORM = (
 )
 # Of these, the tests that need native parts: of per-thread random numbers, of
 # programs on threads, and of objects that keep a tensor alive.
-# test_without_native_parts.py tests the errors in place of the first two. Also
-# a test that rarely crashes there; docs/limits.md says so.
+# test_without_native_parts.py tests the errors in place of the first two.
 NEEDS_NATIVE_PARTS = tuple(
     f"test/legacy_test/test_{test}"
     for test in (
@@ -172,8 +171,6 @@ NEEDS_NATIVE_PARTS = tuple(
         "::test_a_seed_that_is_not_given_is_drawn_from_paddles_generator",
         "dataloader_collating_fetcher.py::TestLoader"
         "::test_what_get_tensor_returns_keeps_the_memory_of_a_batch",
-        "dataloader_dropped.py::TestExit"
-        "::test_a_program_exits_while_an_iterator_exists",
         "dataloader_threads.py::TestSameAsProcesses",
         "thread_device.py::TestTracerState_custom_cpu"
         "::test_to_static_works_on_a_thread_as_on_the_main_thread",

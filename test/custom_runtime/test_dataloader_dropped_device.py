@@ -12,7 +12,8 @@
 # See the License for the specific language governing permissions and
 # limitations under the License.
 
-"""Iterators over a DataLoader for a device that are dropped.
+"""Iterators over a DataLoader for a device that are dropped, or not read to
+their end.
 
 CUSTOM_DEVICE_ROOT must name the folder of the built plugin in host_device/.
 """
@@ -47,12 +48,40 @@ for i in range(2000):
     del batches
 """
 
+UNFINISHED = """
+import numpy as np
+import paddle
+
+class Numbers(paddle.io.Dataset):
+    def __getitem__(self, i):
+        return np.array(i)
+
+    def __len__(self):
+        return 100
+
+loader = paddle.io.DataLoader(
+    Numbers(), places={device!r}, num_workers={workers}
+)
+batches = iter(loader)
+next(batches)
+"""
+
 
 class TestDropped(unittest.TestCase):
     def test_threads_of_the_reader_may_need_the_gil(self):
         # A process, because a thread that waits with the GIL stops all others.
         done = run_python(SCRIPT.format(device=name_of(0)))
         self.assertEqual(done.returncode, 0, done.stderr)
+
+
+class TestExit(unittest.TestCase):
+    def test_a_program_exits_while_a_batch_is_copied_to_the_device(self):
+        for workers in (0, 2):
+            done = run_python(
+                UNFINISHED.format(device=name_of(0), workers=workers),
+                HOST_DEVICE_DELAY="300000",
+            )
+            self.assertEqual(done.returncode, 0, done.stderr)
 
 
 if __name__ == "__main__":

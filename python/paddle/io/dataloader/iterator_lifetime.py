@@ -247,7 +247,7 @@ def _end_reader_threads() -> None:
     for iterator in iterators:
         iterator._shutdown = True
         if hasattr(iterator, "_workers"):
-            # multiprocessing terminates the workers; the rest ends with the
+            # multiprocessing terminates the workers; their queues end with the
             # process.
             _keep_forever(vars(iterator))
     # A thread that runs in C++ while Python or the process ends may crash it.
@@ -263,8 +263,9 @@ def _end_reader_threads() -> None:
             and time.monotonic() < deadline
         ):
             time.sleep(0.001)
-        if not hasattr(iterator, "_workers"):
-            _drop_reader(iterator)
+        # This waits until the reader has made its last copy to a device: Paddle
+        # unloads the devices next.
+        _drop_reader(iterator)
 
 
 CleanupFuncRegistrar.register(_end_reader_threads)
