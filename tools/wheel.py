@@ -65,6 +65,8 @@ LOCAL_LABEL = "threadsafe"
 # Follows LOCAL_LABEL in the version of a wheel without native parts.
 PYTHON_ONLY_LABEL = "python"
 EXTENSION = Path("tools", "extension")
+# Its Python files that change libpaddle, in the order of their imports.
+LIBPADDLE_ADAPTERS = ("amp_setters", "bindings", "grad_fn", "place_errors")
 STAND_INS = Path("tools", "without_native_parts")
 PUBLIC_HEADERS = Path("paddle", "phi", "api", "include")
 TENSOR_STUB = Path("tensor", "tensor.pyi")
@@ -327,8 +329,8 @@ def pybind_abi(library: Path) -> str:
 def adapt_libpaddle(repo: Path, package: Path) -> None:
     """
     Makes the official libpaddle behave like that of a source build: modules in
-    paddle/base, the bindings, are its attributes, and Tensor.grad_fn leaks no
-    references.
+    paddle/base, the bindings, are its attributes, Tensor.grad_fn leaks no
+    references, and errors of places name the devices that exist.
 
     Args:
         repo: the repository with the sources.
@@ -338,7 +340,7 @@ def adapt_libpaddle(repo: Path, package: Path) -> None:
         PatchError: Paddle does not import libpaddle as expected.
     """
     base = package / "base"
-    for name in ("amp_setters", "bindings", "grad_fn"):
+    for name in LIBPADDLE_ADAPTERS:
         shutil.copy(repo / EXTENSION / f"{name}.py", base / f"_{name}.py")
     core = base / "core.py"
     text = core.read_text(encoding="utf-8")
@@ -348,7 +350,8 @@ def adapt_libpaddle(repo: Path, package: Path) -> None:
     # It may be a link to the official file.
     core.unlink()
     hook = line.replace(
-        "libpaddle", "_amp_setters, _bindings, _grad_fn  # noqa: F401"
+        "libpaddle",
+        ", ".join(f"_{name}" for name in LIBPADDLE_ADAPTERS) + "  # noqa: F401",
     )
     core.write_text(text.replace(line, line + hook), encoding="utf-8")
 

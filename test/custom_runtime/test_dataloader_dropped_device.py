@@ -59,9 +59,7 @@ class Numbers(paddle.io.Dataset):
     def __len__(self):
         return 100
 
-loader = paddle.io.DataLoader(
-    Numbers(), places={device!r}, num_workers={workers}
-)
+loader = paddle.io.DataLoader(Numbers(), places={device!r}, num_workers=2)
 batches = iter(loader)
 next(batches)
 """
@@ -76,12 +74,10 @@ class TestDropped(unittest.TestCase):
 
 class TestExit(unittest.TestCase):
     def test_a_program_exits_while_a_batch_is_copied_to_the_device(self):
-        for workers in (0, 2):
-            done = run_python(
-                UNFINISHED.format(device=name_of(0), workers=workers),
-                HOST_DEVICE_DELAY="300000",
-            )
-            self.assertEqual(done.returncode, 0, done.stderr)
+        done = run_python(
+            UNFINISHED.format(device=name_of(0)), HOST_DEVICE_DELAY="300000"
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
 
 
 if __name__ == "__main__":

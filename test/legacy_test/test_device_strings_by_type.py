@@ -36,6 +36,15 @@ TAKERS_OF_ONE_TYPE = (
 )
 
 
+def custom_place(kind):
+    """Returns a function that makes the place of a plugin's device."""
+
+    def place(index):
+        return core.CustomPlace(kind, index)
+
+    return place
+
+
 class TestOtherValues(ErrorTestCase):
     def test_error_names_the_value(self):
         for value in (1.5, [1], object(), b"cpu", np.int64(0), True, False):
@@ -83,6 +92,18 @@ class OneType:
                 device, f"with {toolkit}", converters=self.converters()
             )
 
+    def test_place_names_the_missing_toolkit(self):
+        toolkit = self.toolkit
+        if getattr(core, f"is_compiled_with_{toolkit.lower()}")():
+            self.skipTest(f"this Paddle was built with {toolkit}")
+        for index in (0, 99):
+            self.check_is_refused(
+                index,
+                f"'{self.kind}:{index}'",
+                f"with {toolkit}",
+                converters=(self.place,),
+            )
+
     def test_each_device_is_taken(self):
         indices = {None: 1, -1: 1, 0: 0, 1: 1, self.kind: 0}
         indices |= {f"{alias}:1": 1 for alias in (self.kind, *self.aliases)}
@@ -112,6 +133,7 @@ class OneType:
 
 class TestGpus(OneType, ErrorTestCase):
     kind, aliases, toolkit = "gpu", ("cuda",), "CUDA"
+    place = core.CUDAPlace
     module = paddle.device.cuda
     bindings = ("_get_current_stream", "_device_synchronize")
 
@@ -128,6 +150,7 @@ class TestGpus(OneType, ErrorTestCase):
 
 class TestXpus(OneType, ErrorTestCase):
     kind, aliases, toolkit = "xpu", (), "XPU"
+    place = core.XPUPlace
     module = paddle.device.xpu
     bindings = ("_xpu_get_current_stream", "_xpu_device_synchronize")
 
@@ -139,6 +162,30 @@ class TestXpus(OneType, ErrorTestCase):
                 self.assertEqual(id_of(device, "a test"), index)
 
 
+class TestPlaces(ErrorTestCase):
+    def test_place_refuses_a_negative_index(self):
+        for place in (
+            core.CUDAPlace,
+            core.XPUPlace,
+            custom_place("custom_cpu"),
+        ):
+            self.check_is_refused(-1, "0 or more", converters=(place,))
+
+    def test_custom_place_refuses_a_type_of_no_plugin(self):
+        for kind in ("nonsense", "cpu", "gpu"):
+            self.check_is_refused(
+                0,
+                f"'{kind}:0'",
+                "must be a plugin's",
+                converters=(custom_place(kind),),
+            )
+
+    @unittest.skipIf(core.is_compiled_with_ipu(), "this Paddle has IPUs")
+    def test_ipu_place_names_the_missing_toolkit(self):
+        with self.assertRaisesRegex(ValueError, "'ipu:0'.* compiled with IPU"):
+            core.IPUPlace()
+
+
 @on_every_device_list
 class TestAccelerators(ErrorTestCase):
     def setUp(self):
@@ -146,6 +193,18 @@ class TestAccelerators(ErrorTestCase):
         if len(self.devices) == 1:
             self.skipTest("no accelerator here")
         self.kind, _, _ = self.devices[0].partition(":")
+
+    def test_place_refuses_an_index_that_does_not_exist(self):
+        count = len(self.devices) - 1
+        place = {"gpu": core.CUDAPlace, "xpu": core.XPUPlace}.get(
+            self.kind, custom_place(self.kind)
+        )
+        self.check_is_refused(
+            count,
+            f"'{self.kind}:{count}'",
+            f"{count} of type '{self.kind}'",
+            converters=(place,),
+        )
 
     def test_random_state_takes_the_place_of_a_tensor(self):
         place = paddle.zeros([1]).to(self.devices[0]).place

@@ -36,6 +36,7 @@ CORE_MODULE = "paddle/base/core.py"
 AMP_SETTERS = "tools/extension/amp_setters.py"
 LOADER = "tools/extension/bindings.py"
 GRAD_FN = "tools/extension/grad_fn.py"
+PLACE_ERRORS = "tools/extension/place_errors.py"
 STAND_IN = "tools/without_native_parts/_thread_value.py"
 
 
@@ -162,6 +163,7 @@ def new_repo(root: Path, source: Path, patches: list = PATCHES) -> Path:
             AMP_SETTERS: "# amp_setters\n",
             LOADER: "# the loader\n",
             GRAD_FN: "# grad_fn\n",
+            PLACE_ERRORS: "# place_errors\n",
             STAND_IN: "# the stand-in\n",
         },
     )

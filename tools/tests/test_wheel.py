@@ -38,6 +38,7 @@ from tools.tests.conftest import (
     GRAD_FN,
     LOADER,
     OWN,
+    PLACE_ERRORS,
     STAND_IN,
     VERSION,
     commit,
@@ -136,11 +137,13 @@ def test_wheel_adapts_libpaddle_after_it_has_imported_it(
         amp_setters = archive.read("paddle/base/_amp_setters.py")
         loader = archive.read("paddle/base/_bindings.py")
         grad_fn = archive.read("paddle/base/_grad_fn.py")
-    imports = "from . import _amp_setters, _bindings, _grad_fn"
+        place_errors = archive.read("paddle/base/_place_errors.py")
+    imports = "from . import _amp_setters, _bindings, _grad_fn, _place_errors"
     assert f"import libpaddle\n    {imports}" in core
     assert amp_setters == (repo / AMP_SETTERS).read_bytes()
     assert loader == (repo / LOADER).read_bytes()
     assert grad_fn == (repo / GRAD_FN).read_bytes()
+    assert place_errors == (repo / PLACE_ERRORS).read_bytes()
 
 
 def test_paddle_that_imports_libpaddle_in_another_way_is_refused(
@@ -448,7 +451,8 @@ def test_existing_wheel_is_not_built_again(official, repo, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "source", [OWN, HEAP, AMP_SETTERS, LOADER, GRAD_FN, STAND_IN]
+    "source",
+    [OWN, HEAP, AMP_SETTERS, LOADER, GRAD_FN, PLACE_ERRORS, STAND_IN],
 )
 def test_changed_source_gives_another_version(source, official, repo, tmp_path):
     write(repo, {source: "as it was"})
