@@ -284,12 +284,20 @@ class Library {
   }
 
   void AddSlots(Plan* plan, std::vector<Wanted>* wanted) const {
+    // A library may have hundreds of thousands of relocations. The last bits of
+    // a symbol's number tell for most of them that it is not wanted.
+    constexpr uint32_t kLastBits = 63;
+    uint64_t endings = 0;
+    for (const auto& found : *wanted) {
+      endings |= uint64_t{1} << (found.symbol & kLastBits);
+    }
     for (const auto& table : tables_) {
       const auto* const end = table.first + table.bytes / sizeof(Relocation);
       for (const auto* relocation = table.first + table.skipped;
            relocation < end;
            ++relocation) {
         const uint32_t symbol = ELF64_R_SYM(relocation->r_info);
+        if ((endings >> (symbol & kLastBits) & 1) == 0) continue;
         for (auto& found : *wanted) {
           if (found.symbol == symbol) AddSlot(plan, *relocation, &found);
         }

@@ -87,6 +87,7 @@ bool Import(const char* name) {
 
 constexpr char kPredictorThreads[] = "paddle.base._predictor_threads";
 constexpr char kOneDnnScratchpads[] = "paddle.base._onednn_scratchpads";
+constexpr char kGeneratorThreads[] = "paddle.base._generator_threads";
 constexpr char kReaderThreads[] = "paddle.base._reader_threads";
 // A method of configs. This module keeps libpaddle's function under this name,
 // for _predictor_threads.
@@ -242,6 +243,8 @@ PYBIND11_MODULE(_thread_contexts, module) {
   ExportDeviceGuards();
   WaitForDevicesWithoutGil();
   LoadReaderThreadsLazily();
+  // Now, because any thread may draw, also one of an executor.
+  Import(kGeneratorThreads);
   paddle::pybind::BindThreadContexts(&module);
   module.def("redirect_lookups", &RedirectLookups);
   module.def("load_onednn_scratchpads", [] { Import(kOneDnnScratchpads); });

@@ -83,6 +83,7 @@ def assert_defined(package, folder, define, other):
     modules = commands(package, folder)
     assert sorted(modules) == [
         "_amp_lists.dir",
+        "_generator_threads.dir",
         "_predictor_threads.dir",
         "_process_group_shm.dir",
         "_program_threads.dir",
