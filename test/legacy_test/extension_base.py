@@ -35,7 +35,14 @@ def load_extension(name: str, source: Path) -> tuple[ModuleType, str]:
     """
     folder = tempfile.TemporaryDirectory()
     unittest.addModuleCleanup(folder.cleanup)
-    module = cpp_extension.load(
+    module = load_extension_into(folder.name, name, source)
+    (library,) = Path(folder.name).rglob(f"{name}.so")
+    return module, str(library)
+
+
+def load_extension_into(folder: str, name: str, source: Path) -> ModuleType:
+    """Compiles a file with custom operators in a folder, unless it is there."""
+    return cpp_extension.load(
         name=name,
         sources=[str(source)],
         # In Paddle's build tree, only the installed Paddle has headers.
@@ -45,7 +52,5 @@ def load_extension(name: str, source: Path) -> tuple[ModuleType, str]:
             for below in ("", "third_party")
         ],
         extra_cxx_cflags=["-O0", "-g0", "-std=c++17"],
-        build_directory=folder.name,
+        build_directory=folder,
     )
-    (library,) = Path(folder.name).rglob(f"{name}.so")
-    return module, str(library)

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import _thread
 import unittest
 
 from concurrent_base import in_thread
@@ -22,6 +23,7 @@ from concurrent_base import in_thread
 import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
+from paddle.base.dygraph import backward_end
 from paddle.base.dygraph.backward_end import at_end_of_backward
 
 
@@ -42,6 +44,10 @@ class NestedBackward(PyLayer):
 
 def fail() -> None:
     raise KeyError("of a hook")
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 class TestBackwardEnd(unittest.TestCase):
@@ -99,6 +105,54 @@ class TestBackwardEnd(unittest.TestCase):
         with self.assertRaisesRegex(KeyError, "of a hook"):
             self.loss().backward()
 
+    def add_hooks(self, *hooks) -> None:
+        """Adds hooks that run in this order."""
+        for hook in hooks:
+            self.layer.weight._register_backward_hook(hook)
+
+    def add_call(self) -> None:
+        try:
+            self.calls.append("later")
+        except Exception:
+            self.calls = ["an error was pending"]
+
+    def test_later_hooks_run_normally_after_a_hook_error(self):
+        self.add_hooks(fail, self.add_call)
+        with self.assertRaisesRegex(KeyError, "of a hook"):
+            self.loss().backward()
+        self.assertEqual(self.calls, ["later"])
+
+    def test_the_first_hook_error_is_raised(self):
+        self.add_hooks(fail, lambda: self.calls[0])
+        with self.assertRaisesRegex(KeyError, "of a hook"):
+            self.loss().backward()
+
+    def test_an_interrupt_of_a_later_hook_is_raised(self):
+        self.add_hooks(fail, interrupt, fail)
+        with self.assertRaises(KeyboardInterrupt):
+            self.loss().backward()
+
+    def test_an_interrupt_on_entry_to_a_hook_is_raised(self):
+        # A C function, after which the engine calls the next Python code.
+        backward_end._register(self.layer.weight, _thread.interrupt_main)
+        self.add_hooks(self.add_call, lambda: self.calls.append("last"))
+        with self.assertRaises(KeyboardInterrupt):
+            self.loss().backward()
+        self.assertNotIn("later", self.calls)
+
+    def test_a_hook_may_handle_the_error_of_a_nested_backward_pass(self):
+        inner = nn.Linear(1, 1)
+        inner.weight._register_backward_hook(fail)
+
+        def handle_error() -> None:
+            with self.assertRaises(KeyError):
+                inner(paddle.ones([1, 1])).backward()
+            self.calls.append("handled")
+
+        self.add_hooks(handle_error)
+        self.loss().backward()
+        self.assertEqual(self.calls, ["handled"])
+
     def error_of_hook(self, hook) -> BaseException:
         self.layer.weight._register_backward_hook(hook)
         with self.assertRaises(KeyError) as caught:
@@ -149,6 +203,20 @@ class TestBackwardEnd(unittest.TestCase):
         with self.assertRaisesRegex(KeyError, "of a hook"):
             self.loss().backward()
         self.assertEqual(self.calls, [False])
+
+    def test_an_interrupt_of_a_function_is_raised_after_an_error(self):
+        at_end_of_backward(lambda _: fail())
+        at_end_of_backward(lambda _: interrupt())
+        self.call_at_end("third")
+        with self.assertRaises(KeyboardInterrupt):
+            self.loss().backward()
+        self.assertEqual(self.calls, [("third", True)])
+
+    def test_an_interrupt_of_a_function_is_raised_after_a_failed_pass(self):
+        at_end_of_backward(lambda _: interrupt())
+        self.layer.weight._register_backward_hook(fail)
+        with self.assertRaises(KeyboardInterrupt):
+            self.loss().backward()
 
 
 if __name__ == "__main__":

@@ -181,19 +181,33 @@ def train_words(group) -> list:
 
 
 def train_two_layers(group) -> list:
+    """Trains layers of different sizes, whose buffers are broadcast."""
     layers = [
-        paddle.DataParallel(new_layer(seed), group=group) for seed in (0, 1)
+        paddle.DataParallel(
+            nn.Sequential(nn.Linear(6, size), nn.BatchNorm1D(size)),
+            group=group,
+            broadcast_buffers=True,
+        )
+        for size in (3, 4)
     ]
     with dist.Join(layers):
-        for _ in range(3 - group.rank):
-            outputs = [layer(paddle.ones([2, 6])) for layer in layers]
-            sum(outputs).sum().backward()
+        for batch in random_batches(3 - group.rank, group.nranks):
             for layer in layers:
-                with paddle.no_grad():
-                    for each in layer.parameters():
+                loss_of(layer, batch[group.rank]).backward()
+                for each in layer.parameters():
+                    if each.grad is not None:
                         each.set_value(each - 0.1 * each.grad)
                 layer.clear_gradients()
-    return values(layers[0]) + values(layers[1])
+    return [
+        each.numpy() for layer in layers for each in layer.state_dict().values()
+    ]
+
+
+def chain_two_layers(group, is_reversed) -> None:
+    first = paddle.DataParallel(nn.Linear(4, 8), group=group)
+    second = paddle.DataParallel(nn.Linear(8, 2), group=group)
+    with dist.Join([second, first] if is_reversed else [first, second]):
+        second(first(paddle.ones([2, 4]))).sum().backward()
 
 
 def join_a_layer_twice(group) -> None:
@@ -305,7 +319,7 @@ class JoinCases:
             found = self.call(evaluate_before_a_block, evaluates)
             self.assertEqual(found, [[evaluates]] * self.size)
 
-    def test_several_layers_can_be_joined(self):
+    def test_several_layers_can_be_joined_one_after_the_other(self):
         first, *others = self.call(train_two_layers)
         for other in others:
             self.assert_same_bits(first, other)
@@ -352,6 +366,15 @@ class TestOverGloo(JoinCases, RanksCase):
             dist.Join([nn.Linear(1, 1)])
         with self.assertRaisesRegex(ValueError, "an empty list"):
             dist.Join([])
+
+    def test_layers_that_are_trained_with_one_loss_cannot_be_joined(self):
+        for is_reversed, (first, second) in enumerate([(0, 1), (1, 0)]):
+            for error in self.errors(chain_two_layers, is_reversed):
+                self.assertRegex(
+                    error,
+                    rf"RuntimeError: Forward of layer {second} \(a Linear\) .* "
+                    rf"before backward of layer {first} \(a Linear\)\. .* both",
+                )
 
     def test_each_layer_can_be_joined_once(self):
         for error in self.errors(join_a_layer_twice):

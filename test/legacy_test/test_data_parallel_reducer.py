@@ -28,6 +28,7 @@ import threading
 import unittest
 import warnings
 import weakref
+from unittest import mock
 
 import numpy as np
 from concurrent_base import WAIT_S
@@ -47,6 +48,7 @@ from data_parallel_base import (
 import paddle
 import paddle.distributed as dist
 from paddle import nn
+from paddle.distributed.data_parallel import model_sync
 from paddle.distributed.data_parallel.buckets import (
     DEFAULT_LIMIT,
     ReducedParameter,
@@ -489,6 +491,28 @@ def fail_in_backward(tensor) -> None:
     except OSError:  # Paddle turns a tensor hook's error into this.
         return
     raise AssertionError("no error in backward")
+
+
+def old_buckets_at_rebuild(group) -> set:
+    """Returns whether old buckets exist when the first step makes new ones."""
+    wrapped = parallel(new_layer(0), group, comm_buffer_size=ONE_PER_BUCKET)
+    reducer, found = wrapped._reducer, set()
+    old = [weakref.ref(bucket) for bucket in reducer.buckets]
+    make = reducer._make_bucket
+
+    def make_and_look(*args):
+        found.add(any(bucket() is not None for bucket in old))
+        return make(*args)
+
+    with mock.patch.object(reducer, "_make_bucket", make_and_look):
+        loss_of(wrapped, paddle.ones([2, 6])).backward()
+    return found
+
+
+def wrap_without_descriptions(group) -> bool:
+    with mock.patch.object(model_sync, "gather_texts", side_effect=KeyError):
+        parallel(new_layer(0), group)
+    return True
 
 
 def buckets_around_errors(group) -> list:
@@ -1543,6 +1567,9 @@ class TestOverGloo(ReducerCases, RanksCase):
         first, second = self.call(evaluate_on_rank_0_alone)
         self.assert_same_bits(first, second)
 
+    def test_equal_models_are_not_described_to_all_ranks(self):
+        self.assertEqual(self.call(wrap_without_descriptions), [True] * 2)
+
     def test_an_error_names_the_first_difference_between_models(self):
         for error in self.errors(differ_in_size):
             self.assertRegex(
@@ -1705,6 +1732,9 @@ class TestOverGloo(ReducerCases, RanksCase):
                     r"The gradient of 'right\.\w+' .* was computed more often "
                     r".* call backward\(\) once on the sum of the losses",
                 )
+
+    def test_old_buckets_are_freed_before_new_ones_are_made(self):
+        self.assertEqual(self.call(old_buckets_at_rebuild), [{False}] * 2)
 
     def test_buckets_have_the_same_parameters_after_an_error(self):
         for before, *after in self.call(buckets_around_errors):

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gc
 import os
@@ -23,6 +24,7 @@ import threading
 import time
 import unittest
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import numpy as np
@@ -158,6 +160,22 @@ def fail_in_second_step(group) -> None:
         loss.backward()
 
 
+def fail_before_the_reducer(group) -> None:
+    """On rank 0, a hook fails before any gradient of the first step."""
+    layer = paddle.nn.Linear(1, 1, bias_attr=False)
+    failing = [group.rank == 0]
+
+    def fail_once():
+        if failing and failing.pop():
+            raise KeyError
+
+    layer.weight._register_backward_hook(fail_once)
+    wrapped = paddle.DataParallel(layer, group=group)
+    for _ in range(2):
+        with contextlib.suppress(KeyError):
+            wrapped(paddle.ones([1, 1])).sum().backward()
+
+
 def start_plain_threads(size, function, *args, timeout=WAIT_S) -> list:
     """Starts a thread per rank, and returns the running workers."""
     groups = dist.new_thread_groups(size, timeout=timeout)
@@ -290,6 +308,11 @@ class TestThreads(unittest.TestCase):
                 worker.result()
         with self.assertRaises(KeyError):
             second.result()
+
+    def test_a_step_does_not_mix_with_one_that_failed_on_a_rank(self):
+        for worker in start_plain_threads(2, fail_before_the_reducer):
+            with self.assertRaisesRegex(RuntimeError, "the same operations"):
+                worker.result()
 
     def test_a_missing_rank_is_named_after_the_timeout(self):
         groups = dist.new_thread_groups(2, timeout=0.1)
@@ -592,6 +615,33 @@ class TestThreads(unittest.TestCase):
         mp.start_threads(reduce, nthreads=2)
         with self.assertRaisesRegex(RuntimeError, "new groups for new threads"):
             mp.start_threads(reduce, nthreads=2)
+
+    def test_a_rank_continues_after_a_thread_of_its_hook_has_ended(self):
+        groups = dist.new_thread_groups(2)
+        sums = {}
+
+        def train(rank):
+            layer = paddle.nn.Linear(1, 1, bias_attr=False)
+            wrapped = paddle.DataParallel(layer, group=groups[rank])
+
+            def reduce(bucket):
+                dist.all_reduce(bucket.buffer(), group=bucket.group)
+                return bucket.buffer()
+
+            with ThreadPoolExecutor(1) as executor:
+                wrapped.register_comm_hook(
+                    None, lambda _, bucket: executor.submit(reduce, bucket)
+                )
+                # The second step ends with an operation of the hook.
+                for _ in range(2):
+                    wrapped(paddle.ones([1, 1])).sum().backward()
+                    layer.clear_gradients()
+            x = paddle.ones([1])
+            dist.all_reduce(x, group=groups[rank])
+            sums[rank] = x.item()
+
+        mp.start_threads(train, nthreads=2)
+        self.assertEqual(sums, {0: 2.0, 1: 2.0})
 
     def test_an_unsupported_data_type_does_not_fail_the_group(self):
         groups = dist.new_thread_groups(2)

@@ -18,13 +18,15 @@ from __future__ import annotations
 import inspect
 import unittest
 
+import numpy as np
+
 from paddle.io import DataLoader
 
 
 class TestOtherArguments(unittest.TestCase):
     def test_error_for_a_torch_argument_suggests_an_alternative(self):
         for name, instead in (
-            ("generator", "paddle.seed"),
+            ("generator", "numpy.random.seed"),
             ("multiprocessing_context", "set_start_method"),
             ("pin_memory", "use_buffer_reader"),
             ("sampler", "batch_sampler"),
@@ -36,6 +38,15 @@ class TestOtherArguments(unittest.TestCase):
                 ),
             ):
                 DataLoader([0], **{name: None})
+
+    def test_the_alternative_to_a_generator_determines_the_order(self):
+        orders = []
+        for _ in range(2):
+            np.random.seed(7)
+            loader = DataLoader(np.arange(100), batch_size=100, shuffle=True)
+            orders.append(next(iter(loader)).tolist())
+        self.assertEqual(orders[0], orders[1])
+        self.assertNotEqual(orders[0], sorted(orders[0]))
 
     def test_signature_has_no_other_arguments(self):
         # Programs inspect the signature to choose the options to pass.

@@ -184,10 +184,20 @@ class TestEnd(DroppedTestCase):
 
         gc.disable()
         self.addCleanup(gc.enable)
-        for samples in (generator(), Sampler()):
-            with self.subTest(samples):
+        for samples, workers in (
+            (generator(), "process"),
+            (Sampler(), "process"),
+            (generator(), "thread"),
+            (Sampler(), "thread"),
+        ):
+            with self.subTest(samples, workers=workers):
                 batches = iter(
-                    DataLoader(Numbers(), batch_sampler=samples, num_workers=2)
+                    DataLoader(
+                        Numbers(),
+                        batch_sampler=samples,
+                        num_workers=2,
+                        worker_type=workers,
+                    )
                 )
                 reference = weakref.ref(batches)
                 del batches

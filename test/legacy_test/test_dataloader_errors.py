@@ -333,6 +333,32 @@ class TestWorkerProcesses(unittest.TestCase):
             self.assertEqual(taken, [[0, 1], [2, 3]])
             self.assertIn("in samples", str(caught.exception.__cause__))
 
+    def test_an_error_of_iter_in_a_later_epoch_is_raised_by_the_reader(self):
+        class FailsLater(Stream):
+            failing = False
+
+            def __iter__(self):
+                if self.failing:
+                    raise DeliberateError("second epoch")
+                self.failing = True
+                return super().__iter__()
+
+        def read():
+            loader = DataLoader(
+                FailsLater(), num_workers=1, persistent_workers=True
+            )
+            self.assertEqual(len([*iter(loader)]), 8)
+            thread = loader._iterator._thread
+            with self.assertRaisesRegex(SystemError, "reader raises"):
+                [*iter(loader)]
+            thread.join()
+
+        errors = []
+        hook, threading.excepthook = threading.excepthook, errors.append
+        self.addCleanup(setattr, threading, "excepthook", hook)
+        in_thread(read)
+        self.assertIn("second epoch", str(errors[0].exc_value))
+
     def test_a_batch_that_cannot_be_unpickled_ends_the_loop(self):
         def collate(samples):
             return np.stack(samples), Unreadable()

@@ -83,27 +83,34 @@ class TestReaders(unittest.TestCase):
         paddle.set_device("cpu")
 
     def each_kind(self):
-        for name, arguments in KINDS.items():
-            with self.subTest(kind=name):
-                yield DataLoader(Numbers(), batch_size=None, **arguments)
+        return [
+            (name, DataLoader(Numbers(), batch_size=None, **arguments))
+            for name, arguments in KINDS.items()
+        ]
 
     def test_each_batch_goes_to_one_thread(self):
-        for loader in self.each_kind():
-            for _ in range(2):
-                iterator = iter(loader)
-                readers = [Worker(numbers_in, iterator) for _ in range(READERS)]
-                taken = [reader.result() for reader in readers]
-                self.assertEqual(sorted(chain(*taken)), list(range(SAMPLES)))
-                for numbers in taken:
-                    self.assertEqual(numbers, sorted(numbers))
+        for name, loader in self.each_kind():
+            with self.subTest(kind=name):
+                for _ in range(2):
+                    iterator = iter(loader)
+                    readers = [
+                        Worker(numbers_in, iterator) for _ in range(READERS)
+                    ]
+                    taken = [reader.result() for reader in readers]
+                    self.assertEqual(
+                        sorted(chain(*taken)), list(range(SAMPLES))
+                    )
+                    for numbers in taken:
+                        self.assertEqual(numbers, sorted(numbers))
 
     def test_an_iterator_stays_at_its_end(self):
-        for loader in self.each_kind():
-            iterator = iter(loader)
-            self.assertEqual(len(numbers_in(iterator)), SAMPLES)
-            for _ in range(3):
-                self.assertRaises(StopIteration, next, iterator)
-            self.assertEqual(len(numbers_in(loader)), SAMPLES)
+        for name, loader in self.each_kind():
+            with self.subTest(kind=name):
+                iterator = iter(loader)
+                self.assertEqual(len(numbers_in(iterator)), SAMPLES)
+                for _ in range(3):
+                    self.assertRaises(StopIteration, next, iterator)
+                self.assertEqual(len(numbers_in(loader)), SAMPLES)
 
     def test_threads_that_read_continue_with_an_epoch_that_another_begins(self):
         for workers in ({}, {"worker_type": "thread"}):
@@ -153,22 +160,32 @@ class TestReaders(unittest.TestCase):
             Numbers(), batch_size=None, **KINDS["persistent threads"]
         )
         iterator = iter(loader)
-        next(iterator)
         turns = iterator._turns
-        held = threading.Event()
 
-        def hold_the_turn():
+        def hold_the_turn(held):
             with turns:
                 held.set()
                 wait_until(lambda: turns._beginning, "an epoch is to begin")
 
-        holder = Worker(hold_the_turn)
-        self.assertTrue(held.wait(WAIT_S))
-        reader = Worker(next, iterator)
-        time.sleep(0.1)  # it waits by then, most likely
-        self.assertIs(iter(loader), iterator)
-        holder.result()
-        self.assertEqual(reader.result().item(), 0)
+        # Without precedence, the reader would win some of them.
+        for _ in range(10):
+            next(iterator)
+            held, waits = threading.Event(), threading.Event()
+            wait = turns._wait
+
+            def report_and_wait(wait=wait, waits=waits):
+                waits.set()
+                wait()
+
+            holder = Worker(hold_the_turn, held)
+            self.assertTrue(held.wait(WAIT_S))
+            with mock.patch.object(turns, "_wait", report_and_wait):
+                reader = Worker(next, iterator)
+                # Its thread has the lock of the turns until it sleeps.
+                self.assertTrue(waits.wait(WAIT_S))
+            self.assertIs(iter(loader), iterator)
+            holder.result()
+            self.assertEqual(reader.result().item(), 0)
 
     def test_a_thread_does_not_wait_for_itself(self):
         iterator = iter(DataLoader(Numbers(), batch_size=None))
@@ -205,16 +222,17 @@ class TestReaders(unittest.TestCase):
             proceed.wait(WAIT_S)
             next(iterator)
 
-        for loader in self.each_kind():
-            iterator = iter(loader)
-            took, proceed = threading.Event(), threading.Event()
-            worker = WorkerThread(take_two, [iterator, took, proceed])
-            worker.start()
-            self.assertTrue(took.wait(WAIT_S))
-            worker.stop()
-            proceed.set()
-            worker.join(WAIT_S)
-            self.assertEqual(numbers_in(iterator), list(range(1, SAMPLES)))
+        for name, loader in self.each_kind():
+            with self.subTest(kind=name):
+                iterator = iter(loader)
+                took, proceed = threading.Event(), threading.Event()
+                worker = WorkerThread(take_two, [iterator, took, proceed])
+                worker.start()
+                self.assertTrue(took.wait(WAIT_S))
+                worker.stop()
+                proceed.set()
+                worker.join(WAIT_S)
+                self.assertEqual(numbers_in(iterator), list(range(1, SAMPLES)))
 
 
 if __name__ == "__main__":

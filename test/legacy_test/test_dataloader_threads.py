@@ -625,6 +625,26 @@ class TestErrors(WorkersTestCase):
         sampler.error = None
         self.assertEqual([batch.item() for batch in loader], [*range(5)])
 
+    def test_ctrl_c_in_the_sampler_ends_the_iterator(self):
+        for persistent in (False, True):
+            sampler = Failing(8, KeyboardInterrupt())
+            loader = load(
+                Items(number, 20),
+                num_workers=2,
+                batch_sampler=sampler,
+                persistent_workers=persistent,
+            )
+            loaded, batches = [], iter(loader)
+            with self.assertRaises(KeyboardInterrupt):
+                for batch in batches:
+                    loaded.append(batch.item())
+            # Without the batch that the interrupted call was about to return.
+            self.assertEqual(loaded, [*range(4)])
+            self.assertEqual(list(batches), [])
+            self.wait_until_workers_end()
+            sampler.error = None
+            self.assertEqual([batch.item() for batch in loader], [*range(8)])
+
     def test_stop_iteration_of_a_dataset_does_not_end_the_epoch_silently(self):
         with self.assertRaisesRegex(RuntimeError, "Worker 2 .* StopIteration"):
             list(load(Raising(StopIteration())))

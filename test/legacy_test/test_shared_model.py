@@ -387,6 +387,19 @@ class TestModels(SharingTestCase):
                     )
                 )
 
+    def test_no_optimizer_gets_two_parameters_with_one_name(self):
+        # They would have one state. The names are those of the sender.
+        own = nn.Linear(3, 2)
+        sent = own, paddle.optimizer.SGD(parameters=own.parameters())
+        received, _ = ForkingPickler.loads(ForkingPickler.dumps(sent))
+        both = [own.weight, received.weight]
+        for parameters in (both, [{"params": [each]} for each in both]):
+            with self.assertRaisesRegex(ValueError, own.weight.name):
+                paddle.optimizer.Momentum(0.1, parameters=parameters)
+        paddle.optimizer.Momentum(0.1, parameters=received.parameters())
+        own.weight.name = "another"
+        paddle.optimizer.Momentum(0.1, parameters=both)
+
     def test_optimizer_with_its_own_pickling_keeps_it(self):
         small = ForkingPickler.loads(ForkingPickler.dumps(SmallOptimizer(0.5)))
         self.assertEqual(vars(small), {"step_size": 0.5})

@@ -57,6 +57,14 @@ class TestSharedStorage(unittest.TestCase):
         self.assertTrue(native.is_shared(tensor))
         np.testing.assert_array_equal(tensor, np.arange(6, dtype="float32"))
 
+    def test_a_flag_that_would_overwrite_the_old_memory_is_refused(self):
+        tensor = paddle.ones([6])
+        paddle.set_flags({"FLAGS_alloc_fill_value": 0})
+        self.addCleanup(paddle.set_flags, {"FLAGS_alloc_fill_value": -1})
+        with self.assertRaisesRegex(RuntimeError, "FLAGS_alloc_fill_value=0"):
+            native.move(tensor, False)
+        self.assertFalse(native.is_shared(tensor))
+
     def test_a_tensor_over_the_same_storage_follows(self):
         tensor = paddle.zeros([6])
         other = tensor.detach()

@@ -258,6 +258,36 @@ class TestErrorsOfTheSender(unittest.TestCase):
         with self.assertRaisesRegex(MemoryError, "set_shared_memory_limit"):
             queue.get(timeout=WAIT_S)
 
+    def test_receiver_gets_the_error_of_a_sender_without_descriptors(self):
+        run_sharing_script(
+            self,
+            """
+            import os, resource
+            queue = multiprocessing.get_context("spawn").Queue()
+            sharing.set_sharing_strategy("file_descriptor")
+            queue.put(paddle.zeros([0]))  # needs no memory
+            queue.get(timeout=100)
+            x = paddle.ones([2])
+            compiled = paddle.jit.to_static(lambda x: x)
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+            held = []
+            try:
+                while True:
+                    held.append(os.dup(0))
+            except OSError:
+                pass
+            queue.put(x)
+            queue.put(compiled)
+            for kind in (MemoryError, TypeError):
+                try:
+                    queue.get(timeout=100)
+                    raise AssertionError("it arrived")
+                except kind as error:
+                    assert "could not send" in str(error), error
+            """,
+        )
+
     def test_executor_handles_its_own_errors(self):
         weight = paddle.ones([2])
         weight.stop_gradient = False

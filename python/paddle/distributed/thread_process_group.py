@@ -112,14 +112,15 @@ class _Exchange:
         with self._changed:
             self._raise_error()
             thread = threading.current_thread()
-            earlier = self._threads[rank] or thread
-            if earlier is not thread and not earlier.is_alive():
+            # The first caller is the rank. Later ones may be threads of its
+            # communication hook, which may end before the rank.
+            first = self._threads[rank] = self._threads[rank] or thread
+            if first is not thread and not first.is_alive():
                 self._fail(
                     f"Thread {thread.name!r} called {call} as rank {rank}, but "
-                    f"that rank was thread {earlier.name!r}, which has ended. "
+                    f"that rank was thread {first.name!r}, which has ended. "
                     "Create new groups for new threads."
                 )
-            self._threads[rank] = thread
             found = self._operations.setdefault(number, _Operation(call, rank))
             if found.call != call:
                 self._fail(

@@ -20,7 +20,7 @@ from collections import defaultdict
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
-from ..base import core
+from ..base import core, framework
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +32,34 @@ if TYPE_CHECKING:
 __all__ = []
 
 _PICKLE_METHODS = ("__reduce__", "__reduce_ex__", "__getstate__")
+
+
+# The names that received parameters have from their sender. Parameters of this
+# process may have the same ones.
+_names_of_senders: set[str] = set()
+
+
+def enforce_own_names(parameters: list[Tensor | dict[str, Any]]) -> None:
+    """
+    Enforces that no parameter of a new optimizer has the name of one that came
+    with an optimizer of another process: they would have one state.
+
+    Raises:
+        ValueError: two parameters have the same name.
+    """
+    if not _names_of_senders:
+        return
+    by_name: dict[str, Tensor] = {}
+    for each in parameters:
+        for parameter in each["params"] if isinstance(each, dict) else [each]:
+            name = parameter.name
+            other = by_name.setdefault(name, parameter)
+            if other is not parameter and name in _names_of_senders:
+                raise ValueError(
+                    f"Two parameters of this optimizer are named {name!r}: one "
+                    "of them came with an optimizer of another process. Set "
+                    "the `name` of the other one before any optimizer gets it."
+                )
 
 
 def make_sendable(kind: type[Optimizer]) -> None:
@@ -71,6 +99,8 @@ def _restore(optimizer: Optimizer, received: tuple) -> None:
     state, names = received
     for tensor, name in names:
         tensor.name = name
+        if isinstance(tensor, framework.EagerParamBase):
+            _names_of_senders.add(name)
     state["_accumulators"] = defaultdict(dict, state["_accumulators"])
     set_state = getattr(optimizer, "__setstate__", optimizer.__dict__.update)
     set_state(state)

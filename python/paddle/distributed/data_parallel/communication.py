@@ -192,6 +192,18 @@ def gather_integers(
     return [part.tolist()[:length] for part, length in zip(parts, lengths)]
 
 
+def broadcast_first(values: list[int], group: Group, place: Place) -> list[int]:
+    """Returns the values of the first rank that has any; sent from `place`."""
+    counts = gather(paddle.to_tensor([len(values)], "int64", place), group)
+    for rank, count in enumerate(counts):
+        if count.item() > 0:
+            sent = values if rank == group.rank else [0] * count.item()
+            found = paddle.to_tensor(sent, "int64", place)
+            dist.broadcast(found, group.ranks[rank], group=group)
+            return found.tolist()
+    return []
+
+
 def gather_texts(text: str, group: Group, place: Place) -> list[str]:
     """Returns each rank's string, sent like those of `gather_integers`."""
     by_rank = gather_integers(list(text.encode()), group, place)

@@ -37,8 +37,9 @@ class Join:
     A rank that leaves the `with` block takes part in the communication of the
     other ranks, without gradients, until all have left. Then all ranks receive
     the parameters and buffers of a rank that left last. All ranks must enter
-    the block. In each step, forward must run once for each layer, in the order
-    of `layers`.
+    the block. In each step, forward and then backward must run once for each
+    layer, in the order of `layers`. To train layers with one loss, wrap one
+    Layer that contains them.
 
     Optimizer state, such as momentum, is not synchronized, because a Join does
     not know the optimizers: a rank that left early has made fewer updates.
@@ -102,6 +103,8 @@ class Join:
         self._divides_by_all = divide_by_initial_world_size
         self._throws = throw_on_early_termination
         self._source = 0
+        # The layer whose forward ran last in the block.
+        self._last: DataParallel | None = None
 
     def __enter__(self) -> Self:
         if self._is_enabled:
@@ -121,15 +124,33 @@ class Join:
             if error is None:
                 self._wait_for_others()
         finally:
+            self._last = None
             for layer in self._layers:
                 layer._join = None
                 layer._reducer.factor = 1.0
 
     def begin_step(self, layer: DataParallel) -> int:
-        """Returns the group rank that broadcasts its buffers in this step."""
+        """Returns the group rank that broadcasts its buffers in this step.
+
+        Raises if the step of another layer has not ended: the ranks without
+        inputs take part in the steps of one layer after the other.
+        """
+        last, self._last = self._last, layer
+        if last not in (None, layer) and last._reducer.may_get_gradients():
+            raise RuntimeError(
+                f"Forward of {self._name_of(layer)} of this Join ran before "
+                f"backward of {self._name_of(last)}. Run forward and backward "
+                "of one layer before forward of the next, or, to train them "
+                "with one loss, pass Join one DataParallel of a Layer that "
+                "contains both."
+            )
         if layer is self._layers[0]:
             self._exchange(True)
         return self._source
+
+    def _name_of(self, layer: DataParallel) -> str:
+        kind = type(layer._layers).__name__
+        return f"layer {self._layers.index(layer)} (a {kind})"
 
     def _wait_for_others(self) -> None:
         while self._exchange(False):

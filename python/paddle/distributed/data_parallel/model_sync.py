@@ -15,12 +15,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import paddle
 import paddle.distributed as dist
 
-from .communication import gather_texts
+from .communication import gather, gather_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,14 +39,20 @@ def check_models_equal(
 ) -> None:
     """Raises on all ranks if the ranks' trainable parameters differ.
 
-    The ranks exchange descriptions of the parameters, on `place`.
+    The ranks exchange digests of descriptions of the parameters, on `place`,
+    and the descriptions themselves if they differ.
     """
     lines = [
         f"{each.name} of shape {list(each.tensor.shape)}"
         f" and {each.tensor.dtype}"
         for each in parameters
     ]
-    first, *others = gather_texts("\n".join(lines), group, place)
+    text = "\n".join(lines)
+    digest = list(hashlib.sha256(text.encode()).digest())
+    digests = gather(paddle.to_tensor(digest, "int64", place), group)
+    if all(each.tolist() == digest for each in digests):
+        return
+    first, *others = gather_texts(text, group, place)
     for rank, text in enumerate(others, start=1):
         if text != first:
             raise ValueError(_difference(first, text, rank))

@@ -31,7 +31,7 @@ import paddle.distributed as dist
 from paddle.base.dygraph.backward_end import at_end_of_backward
 
 from .buckets import Bucket, assign_buckets
-from .communication import allreduce_hook, gather, gather_integers, timeout_of
+from .communication import allreduce_hook, broadcast_first, gather, timeout_of
 from .skipped_passes import SkippedPasses
 from .sparse_bucket import SparseBucket
 from .statistics import StepTimes
@@ -615,7 +615,7 @@ class Reducer:
         # Operations in flight keep the old buffers. Gradients that are views of
         # them are invalid until the next step. All ranks have these buckets;
         # other ranks may not have failed, so the division must not change.
-        self._set_buckets([list(bucket.members) for bucket in self._buckets])
+        self._set_buckets(self._parts)
 
     def _is_complete(self) -> bool:
         """Returns whether all gradients of the step were computed."""
@@ -637,6 +637,8 @@ class Reducer:
                 for index in bucket.members:
                     if used[index]:
                         self._copy_average_out(bucket, index)
+            # Otherwise it would still exist while the buckets are rebuilt.
+            del bucket
             self.skipped_passes.finish_exchange()
             self.skipped_passes.end_step()
             self.times.add("waiting")
@@ -751,8 +753,7 @@ class Reducer:
         if self._order_is_known or self._finds_unused_in_each_step:
             return
         # The order of a rank without inputs is empty.
-        orders = gather_integers(self._arrivals, self._group, self.place)
-        order = next(filter(None, orders), [])
+        order = broadcast_first(self._arrivals, self._group, self.place)
         if self._arrivals and self._arrivals != order:
             self._warn_of_order(order)
         unused = set(range(len(self._parameters))) - set(order)
@@ -779,6 +780,9 @@ class Reducer:
             ),
             default=None,
         )
+        self._parts = parts
+        # Frees the old buckets before there are new ones.
+        self._buckets, self._bucket_of = [], {}
         self._buckets = [
             self._make_bucket(number, part, number == last_with_hook)
             for number, part in enumerate(parts)
@@ -817,7 +821,7 @@ class Reducer:
             f"{cure}."
         )
 
-    def _may_get_gradients(self) -> bool:
+    def may_get_gradients(self) -> bool:
         """Returns whether the graph of a forward pass may still exist."""
         if self._next is not _NextGradients.EXPECTED:
             return False
@@ -826,7 +830,7 @@ class Reducer:
     def _enforce_no_other_expects_views(self) -> None:
         for reference in self._reducers_with_same_parameters:
             other = reference()
-            if other is not None and other._may_get_gradients():
+            if other is not None and other.may_get_gradients():
                 raise RuntimeError(
                     f"{self._first_shared_parameter(other)} belongs to two "
                     "DataParallel layers that both expect its gradient, but a "

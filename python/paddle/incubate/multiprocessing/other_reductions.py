@@ -30,6 +30,8 @@ from paddle.jit.dy2static.program_translator import (
     SymbolicStaticFunction,
 )
 
+from .feeder_errors import reduce_error
+
 if TYPE_CHECKING:
     import paddle
 
@@ -82,8 +84,6 @@ def _refuse_compiled(function: StaticFunction) -> tuple:
         f"compiled, but paddle.jit.to_static has compiled {owner}. {cure}, and "
         "compile it in the receiver."
     )
-    from .feeder_errors import reduce_error
-
     return reduce_error(error, "a compiled layer or function")
 
 
@@ -115,9 +115,9 @@ def register(reduce_tensor: Callable) -> None:
     Registers the reductions of this module with the pickler of
     `multiprocessing`, and `reduce_tensor` for subclasses of Tensor.
     """
-    # Otherwise, the first send would load these modules.
+    # Otherwise, the first send would load this module.
     package = __name__.rpartition(".")[0]
-    load_before_fork(f"{package}.feeder_errors", f"{package}.tensor_reductions")
+    load_before_fork(f"{package}.tensor_reductions")
     _register_subclasses(reduce_tensor)
     for kind in (StaticFunction, ASTStaticFunction, SymbolicStaticFunction):
         ForkingPickler.register(kind, _refuse_compiled)

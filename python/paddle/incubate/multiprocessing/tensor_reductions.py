@@ -55,6 +55,9 @@ from paddle.base.tensor_sharing import (
 from paddle.base.threads import streams
 
 from .device_names import name_of, place_of
+
+# Not later: an import may fail for the same reason as sending.
+from .feeder_errors import reduce_error
 from .shared_allocator import shared_copy
 
 if TYPE_CHECKING:
@@ -88,8 +91,6 @@ def _reduction(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             return reduce(value) if is_available() else None
         except Exception as error:
-            from .feeder_errors import reduce_error
-
             return reduce_error(error)
 
     return reduction

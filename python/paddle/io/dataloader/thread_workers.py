@@ -42,6 +42,7 @@ from ...framework import in_dynamic_mode
 from .collate import default_collate_fn
 from .collating_fetcher import ArrayPool, CollatingFetcher, make_fetcher
 from .dataloader_iter import _DataLoaderIterBase
+from .dataset_errors import without_frames
 from .flat import _flatten_batch, _restore_batch
 from .turns import takes_turns
 from .worker import WorkerInfo, _DatasetKind, _thread_state
@@ -373,7 +374,7 @@ class ThreadWorkersIter(_DataLoaderIterBase):
             return
         except Exception as error:
             # In order: the batches before it are still to come.
-            self._epoch.put(self._next_task, _Failed(error))
+            self._epoch.put(self._next_task, _Failed(without_frames(error)))
             self._next_task += 1
             self._sampler_iter = iter(())
             return
@@ -401,29 +402,40 @@ class ThreadWorkersIter(_DataLoaderIterBase):
         while self._next_batch < self._next_task:
             index = self._next_batch
             self._wait_for_maker(index)
-            outcome = self._epoch.result(index)
-            self._next_batch = index + 1
-            self._epoch.drop(index)
-            self._makers.pop(index, None)
+            try:
+                outcome = self._take(index)
+            except BaseException:
+                # For example Ctrl-C in the sampler. The batch is lost.
+                self._end()
+                raise
             if isinstance(outcome, _Failed):
-                self._end_epoch()
                 if isinstance(outcome, _InitFailed):
-                    # The loader starts new workers for its next epoch.
-                    self._thread_done_event.set()
-                    self._stop_workers()
+                    self._end()
+                else:
+                    self._end_epoch()
                 try:
                     raise outcome.error
                 finally:
                     # Avoids a cycle: its traceback refers to this frame.
                     del outcome
-            if isinstance(outcome, _Exhausted):
-                self._exhausted.add(outcome.worker)
-            self._put_task()
             if not isinstance(outcome, _Exhausted):
                 benchmark().after_reader()
                 return outcome
         self._end_epoch()
         raise StopIteration
+
+    def _take(self, index: int) -> Any:
+        """Returns a task's outcome, which has been waited for, and puts another
+        task."""
+        outcome = self._epoch.result(index)
+        self._next_batch = index + 1
+        self._epoch.drop(index)
+        self._makers.pop(index, None)
+        if isinstance(outcome, _Exhausted):
+            self._exhausted.add(outcome.worker)
+        if not isinstance(outcome, _Failed):
+            self._put_task()
+        return outcome
 
     def _wait_for_maker(self, index: int) -> None:
         """Waits for a task's outcome. Raises if its worker has ended without
@@ -445,6 +457,13 @@ class ThreadWorkersIter(_DataLoaderIterBase):
         self._next_task = self._next_batch
         if not self._persistent:
             self._stop_workers()
+
+    def _end(self) -> None:
+        """Ends the iterator: the loader starts new workers for its next
+        epoch."""
+        self._thread_done_event.set()
+        self._end_epoch()
+        self._stop_workers()
 
     def _stop_workers(self) -> None:
         for thread in self._workers:

@@ -28,8 +28,7 @@ _InputT = ParamSpec("_InputT")
 
 # Alternatives to arguments of torch's DataLoader, for ported programs.
 _INSTEAD = {
-    "generator": "Call paddle.seed(...), or pass a batch_sampler whose sampler "
-    "has a generator.",
+    "generator": "Call numpy.random.seed(...): the samplers use numpy.random.",
     "multiprocessing_context": "Workers use the process's start method: call "
     "multiprocessing.set_start_method(...).",
     "pin_memory": "Leave it out: use_buffer_reader, which is on by default, "

@@ -153,6 +153,10 @@ bool MoveStorage(const std::shared_ptr<phi::Allocation>& holder,
         "tensor.clone() instead.",
         holder->place()));
   }
+  if (!in_block) {
+    StorageWatcher::EnforceFlagsAllowStart(
+        "Cannot share a tensor for the first time", holder->place());
+  }
   SharedHeap& heap = SharedHeap::Instance();
   // A child that is forked before the storage is bound has no use for the
   // block.

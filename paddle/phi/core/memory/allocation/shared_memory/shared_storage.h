@@ -40,7 +40,8 @@ namespace allocation {
 //
 // Throws for tensors that would not arrive intact: tensors outside of the CPU
 // and pinned memory, in memory that Paddle did not allocate (DLPack), or with
-// an opaque layout.
+// an opaque layout. Throws if a flag forbids to move the storage, see
+// StorageWatcher::EnforceFlagsAllowStart.
 //
 // Thread-safe, but a thread that reads or writes the tensor during the call may
 // use either memory; the caller must prevent that.
