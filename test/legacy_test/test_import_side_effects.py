@@ -95,6 +95,7 @@ LOADED = {
     "paddle.distributed.data_parallel.join",
     "paddle.distributed.data_parallel.reducer_methods",
     "paddle.incubate.multiprocessing.event_reductions",
+    "paddle.incubate.multiprocessing.feeder_errors",
     "paddle.incubate.multiprocessing.lazy_names",
     "paddle.incubate.multiprocessing.other_reductions",
     "paddle.incubate.multiprocessing.reductions",
