@@ -633,12 +633,7 @@ class Reducer:
             self._start_full_buckets(including_delayed=True)
             self.times.add("backward")
             self.times.mark("waiting")
-            for bucket, used in self._finish_buckets():
-                for index in bucket.members:
-                    if used[index]:
-                        self._copy_average_out(bucket, index)
-            # Otherwise it would still exist while the buckets are rebuilt.
-            del bucket
+            self._copy_averages_out()
             self.skipped_passes.finish_exchange()
             self.skipped_passes.end_step()
             self.times.add("waiting")
@@ -738,6 +733,13 @@ class Reducer:
                 self._used_anywhere = used
             return used
         return self._used_anywhere or [True] * len(self._parameters)
+
+    def _copy_averages_out(self) -> None:
+        # Its own method: no variable may keep a bucket while they are rebuilt.
+        for bucket, used in self._finish_buckets():
+            for index in bucket.members:
+                if used[index]:
+                    self._copy_average_out(bucket, index)
 
     def _copy_average_out(
         self, bucket: Bucket | SparseBucket, index: int
