@@ -134,16 +134,13 @@ def test_wheel_adapts_libpaddle_after_it_has_imported_it(
     made = build(official, tmp_path / "out", repo)
     with zipfile.ZipFile(made) as archive:
         core = archive.read(CORE_MODULE).decode()
-        amp_setters = archive.read("paddle/base/_amp_setters.py")
-        loader = archive.read("paddle/base/_bindings.py")
-        grad_fn = archive.read("paddle/base/_grad_fn.py")
-        place_errors = archive.read("paddle/base/_place_errors.py")
+        added = {
+            source: archive.read(f"paddle/base/_{Path(source).name}")
+            for source in (AMP_SETTERS, LOADER, GRAD_FN, PLACE_ERRORS)
+        }
     imports = "from . import _amp_setters, _bindings, _grad_fn, _place_errors"
     assert f"import libpaddle\n    {imports}" in core
-    assert amp_setters == (repo / AMP_SETTERS).read_bytes()
-    assert loader == (repo / LOADER).read_bytes()
-    assert grad_fn == (repo / GRAD_FN).read_bytes()
-    assert place_errors == (repo / PLACE_ERRORS).read_bytes()
+    assert added == {each: (repo / each).read_bytes() for each in added}
 
 
 def test_paddle_that_imports_libpaddle_in_another_way_is_refused(
