@@ -249,7 +249,10 @@ print([each.numpy().tolist()[0] for each in used])
         def batches() -> None:
             paddle.enable_static()
             self.addCleanup(paddle.disable_static)
-            x = paddle.static.data("x", [SIZE], "float32")
+            # The default program is that of the other tests, too.
+            program = paddle.static.Program()
+            with paddle.static.program_guard(program):
+                x = paddle.static.data("x", [SIZE], "float32")
             loader = DataLoader(
                 Arrays(),
                 feed_list=[x],

@@ -402,8 +402,9 @@ class ThreadWorkersIter(_DataLoaderIterBase):
         while self._next_batch < self._next_task:
             index = self._next_batch
             self._wait_for_maker(index)
+            outcome = self._epoch.result(index)
             try:
-                outcome = self._take(index)
+                self._advance(outcome)
             except BaseException:
                 # For example Ctrl-C in the sampler. The batch is lost.
                 self._end()
@@ -424,10 +425,9 @@ class ThreadWorkersIter(_DataLoaderIterBase):
         self._end_epoch()
         raise StopIteration
 
-    def _take(self, index: int) -> Any:
-        """Returns a task's outcome, which has been waited for, and puts another
-        task."""
-        outcome = self._epoch.result(index)
+    def _advance(self, outcome: Any) -> None:
+        """Drops the next task's outcome, and puts another task."""
+        index = self._next_batch
         self._next_batch = index + 1
         self._epoch.drop(index)
         self._makers.pop(index, None)
@@ -435,7 +435,6 @@ class ThreadWorkersIter(_DataLoaderIterBase):
             self._exhausted.add(outcome.worker)
         if not isinstance(outcome, _Failed):
             self._put_task()
-        return outcome
 
     def _wait_for_maker(self, index: int) -> None:
         """Waits for a task's outcome. Raises if its worker has ended without
