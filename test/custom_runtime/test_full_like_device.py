@@ -44,6 +44,17 @@ class TestFullLike(HostDeviceTest):
                     self.assertEqual(there.dtype, x.dtype)
                     self.assertTrue(there.cpu().equal_all(create(x).cpu()))
 
+    def test_naming_the_device_of_the_input_takes_no_more_memory(self):
+        x = paddle.ones([1 << 20])
+        memory = paddle.device.custom_device
+        for device in (None, name_of(0), x.place):
+            with self.subTest(device=device):
+                memory.reset_max_memory_allocated(name_of(0))
+                before = memory.memory_allocated(name_of(0))
+                full_like(x, device=device)
+                peak = memory.max_memory_allocated(name_of(0))
+                self.assertEqual(peak - before, 4 << 20)
+
     def test_without_a_device_it_is_on_that_of_the_input(self):
         x = paddle.ones([2], device=name_of(2))
         self.assertEqual(full_like(x).place, x.place)

@@ -32,6 +32,7 @@ from paddle.inference import (
     create_predictor,
     wrapper,
 )
+from paddle.utils import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +79,7 @@ def save_legacy(
     build: Callable[[paddle.static.Variable], Any], path: str, shape: list
 ) -> None:
     """Saves a model in the older format. `build` takes the input variable `x`
-    and returns the output."""
+    and returns the output, or several in a list."""
     paddle.enable_static()
     try:
         with paddle.pir_utils.OldIrGuard():
@@ -89,7 +90,7 @@ def save_legacy(
                 executor = paddle.static.Executor(paddle.CPUPlace())
                 executor.run(startup)
                 paddle.static.save_inference_model(
-                    path, [x], [y], executor, program=main
+                    path, [x], flatten(y), executor, program=main
                 )
     finally:
         paddle.disable_static()
@@ -151,7 +152,7 @@ def wrap_on_another_system(function: Callable[..., Any]) -> list[Callable]:
     methods with which Paddle wraps them on a system for which it has no
     pybind/predictor_threads.cc. For a process that uses no predictors later.
     """
-    core.create_predictor = core.PredictorPool.__init__ = function
+    core.create_predictor = function
     for name in ("__init__", "clone", "run"):
         setattr(Predictor, name, function)
     for name in ("_copy_from_cpu_bind", "copy_to_cpu"):
@@ -160,7 +161,6 @@ def wrap_on_another_system(function: Callable[..., Any]) -> list[Callable]:
     importlib.reload(wrapper)
     return [
         wrapper.create_predictor,
-        core.PredictorPool.__init__,
         Predictor.__init__,
         Predictor.clone,
         Predictor.run,

@@ -135,6 +135,18 @@ class TestAsyncSave(unittest.TestCase):
             for worker in workers:
                 self.assertEqual(worker.result(), [1.0, 1.0])
 
+    def test_another_thread_may_remove_a_task_first(self):
+        class Tasks(list):
+            def remove(self, task):
+                # On another thread, right before this one.
+                super().remove(task)
+                super().remove(task)
+
+        with mock.patch.object(io, "async_save_queue", Tasks()):
+            paddle.async_save(paddle.ones([2]), self.path)
+            paddle.clear_async_save_task_queue()
+            self.assertEqual(io.async_save_queue, [])
+
     def test_nothing_keeps_the_state_or_its_copy(self):
         weight = paddle.ones([2])
         state = {"a": {"b": weight}}

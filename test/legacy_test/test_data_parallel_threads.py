@@ -28,8 +28,14 @@ from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import numpy as np
-from concurrent_base import WAIT_S, Worker, in_fork
-from data_parallel_base import RanksCase, loss_of, new_layer
+from concurrent_base import WAIT_S, Worker, in_fork, in_thread
+from data_parallel_base import (
+    RanksCase,
+    gradients,
+    loss_of,
+    new_layer,
+    random_batches,
+)
 from process_group_methods import (
     call_missing_methods,
     check_refusals,
@@ -107,6 +113,13 @@ class TestJoin(JoinCases, ThreadsCase):
 class TestReducerOnDevices(ReducerCases, ThreadsCase):
     devices = DEVICES[:2]
 
+    def test_auto_cast_does_not_round_averages_and_buffers(self):
+        found, expected = (
+            self.call(average_with_casts, casts) for casts in (True, False)
+        )
+        for one, other in zip(found, expected):
+            self.assert_same_bits(one, other)
+
 
 @unittest.skipUnless(DEVICES, "no device of kind custom_cpu here")
 class TestReducerOnThreeDevices(ReducerCases, ThreadsCase):
@@ -131,6 +144,37 @@ class TestModelsOnOtherDevices(DeviceCases, ThreadsCase):
     device = "custom_cpu:{}"
     # The device lacks kernels of the other hooks.
     hooks = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
+
+
+class WithoutCasts(paddle.nn.Layer):
+    """A model that turns auto_cast off for its own operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = new_layer(0)
+        self.register_buffer("count", paddle.full([1], 1 + 2**-14))
+
+    def forward(self, x):
+        with paddle.amp.auto_cast(False):
+            return self.inner(x) ** 2
+
+
+def average_with_casts(group, casts) -> list:
+    """Trains with auto_cast on if `casts`; returns the averages of three steps,
+    and a buffer."""
+    layer, found = WithoutCasts(), []
+    parts = [each[group.rank] for each in random_batches(3, group.nranks)]
+    with paddle.amp.auto_cast(
+        casts, custom_white_list=["concat", "divide", "scale"]
+    ):
+        wrapped = paddle.DataParallel(
+            layer, group=group, comm_buffer_size=0.002, broadcast_buffers=True
+        )
+        for part in parts:
+            layer.clear_gradients()
+            wrapped(part).sum().backward()
+            found += gradients(layer)
+    return [*found, layer.count.numpy()]
 
 
 def all_reduce(group, tensor, op=dist.ReduceOp.SUM) -> np.ndarray:
@@ -357,6 +401,57 @@ class TestThreads(unittest.TestCase):
         worker.stop()
         worker.join(WAIT_S)
         self.assertFalse(worker.is_alive())
+
+    def test_a_rank_that_is_interrupted_fails_the_group(self):
+        groups = dist.new_thread_groups(2, timeout=WAIT_S)
+        begin = thread_process_group._Exchange.begin
+
+        def interrupted(*args):
+            begin(*args)
+            raise KeyboardInterrupt
+
+        with (
+            mock.patch.object(
+                thread_process_group._Exchange, "begin", interrupted
+            ),
+            self.assertRaises(KeyboardInterrupt),
+        ):
+            dist.all_reduce(paddle.ones([1]), group=groups[1])
+        with self.assertRaisesRegex(RuntimeError, "Rank 1 .*KeyboardInterrupt"):
+            task = dist.all_reduce(
+                paddle.ones([1]), group=groups[0], sync_op=False
+            )
+            task.wait(0.1)
+
+    @unittest.skipUnless(hasattr(os, "fork"), "needs fork")
+    def test_a_forked_process_is_no_rank(self):
+        group, _ = dist.new_thread_groups(2, timeout=0.1)
+        task = dist.all_reduce(paddle.ones([1]), group=group, sync_op=False)
+
+        def call_in_child():
+            for call in (lambda: dist.barrier(group), task.wait):
+                with self.assertRaisesRegex(RuntimeError, "was forked from"):
+                    call()
+
+        in_fork(call_in_child)
+
+    @unittest.skipUnless(DEVICES, "no device of kind custom_cpu here")
+    def test_operations_keep_the_data_type_inside_auto_cast(self):
+        paddle.set_device(DEVICES[0])
+        (group,) = dist.new_thread_groups(1)
+
+        @in_thread
+        def call():
+            x = paddle.full([1], 1 + 2**-14)
+            gathered = paddle.zeros([1])
+            with paddle.amp.auto_cast(
+                level="O2", custom_white_list=["assign", "stack"]
+            ):
+                self.assertEqual(paddle.stack([x]).dtype, paddle.float16)
+                dist.broadcast(x, 0, group=group)
+                dist.all_reduce(x, group=group)
+                dist.stream.all_gather(gathered, x, group=group)
+            self.assertEqual((x.item(), gathered.item()), (1 + 2**-14,) * 2)
 
     def test_unsupported_arguments_are_named(self):
         group, _ = dist.new_thread_groups(2)

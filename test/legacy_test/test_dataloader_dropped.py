@@ -161,13 +161,11 @@ class TestEnd(DroppedTestCase):
 
     @needs_fork
     def test_the_workers_of_a_failed_dataset_end(self):
-        # pytest's hook would keep the traceback of the reader thread.
-        with mock.patch("threading.excepthook", lambda _: None):
-            batches = iter(DataLoader(Failing(), num_workers=2))
-            with self.assertRaises(SystemError):
-                next(batches)
-            del batches
-            self.check_ended()
+        batches = iter(DataLoader(Failing(), num_workers=2))
+        with self.assertRaises(ValueError):
+            next(batches)
+        del batches
+        self.check_ended()
 
     @needs_fork
     def test_a_pending_error_of_the_sampler_does_not_keep_the_iterator(self):
@@ -267,9 +265,10 @@ class TestFork(DroppedTestCase):
         """Calls `in_child` in a forked child with an iterator, and checks that
         the iterator still works here."""
         for workers in (0, 2):
-            batches = begin(Numbers(), num_workers=workers)
-            in_fork(in_child, [batches])
-            self.assertEqual(len([*batches]), 99)
+            # The only reference, which the child may drop.
+            iterators = [begin(Numbers(), num_workers=workers)]
+            in_fork(in_child, iterators)
+            self.assertEqual(len([*iterators[0]]), 99)
 
     def test_a_child_may_drop_an_iterator_of_its_parent(self):
         def drop(iterators):
@@ -277,6 +276,13 @@ class TestFork(DroppedTestCase):
             gc.collect()
 
         self.check(drop)
+
+    def test_a_child_may_drop_an_iterator_at_its_end(self):
+        for workers in (0, 2):
+            iterators = [iter(DataLoader(Numbers(), num_workers=workers))]
+            for _ in iterators[0]:
+                pass
+            in_fork(iterators.clear)
 
     def test_using_an_iterator_of_the_parent_is_an_error(self):
         def take(iterators):

@@ -18,6 +18,7 @@ import unittest
 
 import numpy as np
 
+import paddle
 from paddle.io import DataLoader, Dataset, IterableDataset, get_worker_info
 
 BATCHES = [[2 * n, 2 * n + 1] for n in range(10)]
@@ -80,6 +81,25 @@ class TestLeftEpoch(unittest.TestCase):
         for _ in range(2):
             # Paddle 3.3.0 waits forever.
             self.assertEqual(sorted(epoch(loader)), samples)
+
+    def test_an_epoch_with_too_few_batches_for_all_places_may_end(self):
+        paddle.enable_static()
+        self.addCleanup(paddle.disable_static)
+        loader = DataLoader(
+            Numbers(),
+            batch_size=4,
+            num_workers=2,
+            persistent_workers=True,
+            places=paddle.static.cpu_places(2),
+            return_list=True,
+        )
+        for _ in range(3):
+            # Of the 5 batches, the last one is dropped.
+            firsts = [
+                [int(np.ravel(np.array(batch))[0]) for batch in places]
+                for places in loader
+            ]
+            self.assertEqual(firsts, [[0, 4], [8, 12]])
 
 
 if __name__ == "__main__":

@@ -60,6 +60,13 @@ class SlowNumbers(Numbers):
         return super().__getitem__(i)
 
 
+class FailsAtTen(Numbers):
+    def __getitem__(self, i):
+        if i == 10:
+            raise ValueError("no tenth sample")
+        return super().__getitem__(i)
+
+
 class Blocked(IterableDataset):
     """Its sample after the first comes once `proceed` is set."""
 
@@ -82,9 +89,9 @@ class TestReaders(unittest.TestCase):
         self.addCleanup(paddle.set_device, paddle.get_device())
         paddle.set_device("cpu")
 
-    def each_kind(self):
+    def each_kind(self, dataset_type=Numbers):
         return [
-            (name, DataLoader(Numbers(), batch_size=None, **arguments))
+            (name, DataLoader(dataset_type(), batch_size=None, **arguments))
             for name, arguments in KINDS.items()
         ]
 
@@ -111,6 +118,22 @@ class TestReaders(unittest.TestCase):
                 for _ in range(3):
                     self.assertRaises(StopIteration, next, iterator)
                 self.assertEqual(len(numbers_in(loader)), SAMPLES)
+
+    def test_error_of_one_thread_is_not_the_end_of_the_data_for_others(self):
+        for name, loader in self.each_kind(FailsAtTen):
+            with self.subTest(kind=name):
+                iterator = iter(loader)
+                with self.assertRaisesRegex(ValueError, "no tenth sample"):
+                    numbers_in(iterator)
+                self.assertRaises(StopIteration, next, iterator)
+                for _ in range(2):
+                    with self.assertRaisesRegex(
+                        RuntimeError,
+                        "(?s)not complete.* another thread.*no tenth sample",
+                    ):
+                        in_thread(lambda i=iterator: next(i))
+                # The next epoch begins without the error.
+                self.assertEqual(in_thread(next, iter(loader)).item(), 0)
 
     def test_threads_that_read_continue_with_an_epoch_that_another_begins(self):
         for workers in ({}, {"worker_type": "thread"}):

@@ -600,13 +600,11 @@ class TestSwitch(LoaderTestCase):
 
 class TestErrors(LoaderTestCase):
     def report(self, item, before=""):
-        """
-        Returns the standard error of a failed load. The reader thread of a
-        DataLoader only prints an error there.
-        """
+        """Returns the standard error of a script whose load fails."""
         return run_sharing_script(
             self,
             f"""
+            import traceback
             import test_dataloader_shared_memory as module
             {before}
             loader = paddle.io.DataLoader(
@@ -615,15 +613,10 @@ class TestErrors(LoaderTestCase):
             try:
                 for _ in loader:
                     pass
-            except SystemError as error:
-                assert "reader raises an exception" in str(error), error
+            except Exception:
+                traceback.print_exc()
             else:
                 raise AssertionError("no error")
-            # The loader's thread may still be writing its report.
-            for thread in threading.enumerate():
-                is_main = thread is threading.main_thread()
-                if not is_main and "QueueFeeder" not in thread.name:
-                    thread.join()
             """,
         ).stderr
 

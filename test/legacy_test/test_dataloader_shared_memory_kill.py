@@ -175,9 +175,11 @@ def load():
     try:
         for batch in loader(killed_at_20):
             batches.append(batch)
-    except SystemError as error:
-        # The queue or the process, whichever is detected first.
-        assert " is killed" in str(error), error
+    except (RuntimeError, SystemError) as error:
+        # Python or the handler of SIGCHLD, whichever is first.
+        assert "exit unexpectedly" in str(error) or (
+            " is killed" in str(error)
+        ), error
         for i, batch in enumerate(batches):
             assert batch[:, 0, 0, 0].tolist() == [2 * i, 2 * i + 1], batch
         return len(batches)

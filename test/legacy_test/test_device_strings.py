@@ -188,6 +188,21 @@ class TestOtherValues(ErrorTestCase):
         for name in ("gpu", "gpu:99", "dcu:1", "xpu", "cpu", "", None):
             operators(name)
 
+    def test_device_guard_of_operators_takes_all_stages_of_a_pipeline(self):
+        with paddle.pir_utils.OldIrGuard():
+            program = paddle.static.Program()
+            with paddle.static.program_guard(program):
+                for name in ("gpu:all", "xpu:all"):
+                    with paddle.static.device_guard(name):
+                        paddle.static.data(name.replace(":", "_"), [1]) * 2
+            ops = program.global_block().ops
+            devices = [op.attr("op_device") for op in ops]
+        self.assertEqual(devices, ["gpu:all", "xpu:all"])
+
+    def test_device_guard_of_operators_refuses_other_words_as_an_index(self):
+        for name in ("gpu:", "gpu:any", "cpu:all"):
+            self.check_is_refused(name, f"'{name}'", converters=(operators,))
+
     def test_module_of_a_device_that_does_not_exist_is_refused(self):
         for name in ("", "nonsense", "nonsense:0", "ipu"):
             with self.assertRaises(RuntimeError) as caught:

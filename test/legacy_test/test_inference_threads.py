@@ -21,13 +21,16 @@ import gc
 import itertools
 import os
 import pathlib
+import pickle
 import random
+import sys
 import tempfile
 import threading
 import time
 import unittest
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
@@ -54,6 +57,7 @@ from inference_threads_base import (
 )
 
 import paddle
+import paddle.multiprocessing as mp
 from paddle.base import core
 from paddle.inference import Config, Predictor, create_predictor
 
@@ -209,10 +213,6 @@ class TestPredictorsWithOneDnn(PredictorTestCase):
         np.testing.assert_array_equal(answer.numpy(), expected)
         np.testing.assert_array_equal(answer.clone().numpy(), expected)
         np.testing.assert_array_equal((answer * 2).numpy(), expected * 2)
-
-    def test_predictors_of_a_pool_in_cpp_do_not_share_primitives(self):
-        pool = core.PredictorPool(self.config(onednn=True), 2)
-        check_primitives_of(pool.retrieve(0), pool.retrieve(1))
 
 
 class TestPythonInsideARun(PredictorTestCase):
@@ -431,6 +431,11 @@ class TestPythonInsideARun(PredictorTestCase):
 
 
 class TestMemoryOfTheCaller(PredictorTestCase):
+    def relu(self) -> Predictor:
+        path = os.path.join(self.folder, "relu.pir")
+        save_layer(paddle.nn.ReLU(), path, x=[None])
+        return self.predictor("relu.pir")
+
     def test_inputs_with_strides_are_copied_element_by_element(
         self,
     ):
@@ -462,6 +467,145 @@ class TestMemoryOfTheCaller(PredictorTestCase):
                 np.testing.assert_array_equal(first.numpy(), before)
                 in_thread(call, predictor, ONES * 7)
                 np.testing.assert_array_equal(first.numpy(), before)
+
+    def test_returned_tensors_keep_their_values(self):
+        for model, onednn in itertools.product(
+            (IMAGE, IMAGE_LEGACY), (False, True)
+        ):
+            with self.subTest(model=model, onednn=onednn):
+                predictor = self.predictor(model, onednn=onednn)
+                of_handles = self.predictor(model, onednn=onednn)
+                clone = predictor.clone()
+                kept = []
+                for i, size in enumerate([1, 4, 4, 300, 4, 1, 4, 300]):
+                    image = np.full([size, 3, 4, 4], i, "float32")
+                    # A tensor is changed, dropped, or kept.
+                    for runner in (predictor, predictor, clone, predictor):
+                        (answer,) = runner.run([paddle.to_tensor(image)])
+                        expected = call(of_handles, image)
+                        np.testing.assert_array_equal(output(runner), expected)
+                        kept.append((answer, expected))
+                    kept[-1][0].zero_()
+                    del answer, kept[-2:]
+                    call(predictor, image + 1)
+                    for answer, expected in kept:
+                        np.testing.assert_array_equal(answer.numpy(), expected)
+
+    def test_large_outputs_are_not_copied(self):
+        predictor = self.predictor(PAIR)
+        tensor = paddle.ones([1 << 20])
+        addresses = set()
+
+        def is_copy() -> bool:
+            difference, double = predictor.run([tensor, tensor])
+            addresses.add(double.data_ptr())
+            double.fill_(7)
+            return output(predictor, 1)[0] != 7
+
+        deadline = time.monotonic() + WAIT_S
+        # Tensors are copied if the executor still has them.
+        while is_copy():
+            self.assertLess(time.monotonic(), deadline)
+
+    def test_memory_of_dropped_tensors_is_used_again(self):
+        predictor = self.relu()
+        addresses = []
+        for _ in range(10):
+            (answer,) = predictor.run([paddle.ones([1 << 20])])
+            addresses.append(answer.data_ptr())
+        self.assertEqual(len(set(addresses)), 2, addresses)
+
+    @unittest.skipIf(sys.platform != "linux", "needs paddle.multiprocessing")
+    def test_memory_of_sent_tensors_is_not_used_again(self):
+        predictor = self.relu()
+        # Runs do not allocate in shared memory, even here.
+        with mp.shared_allocation():
+            (answer,) = predictor.run([paddle.ones([1 << 20])])
+        message = ForkingPickler.dumps(answer)
+        del answer
+        for _ in range(3):
+            predictor.run([paddle.full([1 << 20], 7.0)])
+        received = pickle.loads(message)
+        np.testing.assert_array_equal(received, np.ones([1 << 20]))
+
+    def test_shrinking_frees_the_memory_of_dropped_tensors(self):
+        def allocated() -> int:
+            return core.host_memory_stat_current_value("Allocated", 0)
+
+        predictor = self.relu()
+        tensor = paddle.ones([1 << 20])
+        first = predictor.run([tensor])
+        second = predictor.run([tensor])
+        before = allocated()
+        del first, second
+        predictor.try_shrink_memory()
+        self.assertLessEqual(allocated(), before - (4 << 20))
+
+    def test_small_tensor_does_not_keep_the_memory_of_a_large_one(self):
+        predictor = self.relu()
+        predictor.run([paddle.ones([1 << 20])])
+        (small,) = predictor.run([paddle.ones([4])])
+        small.zero_()
+        np.testing.assert_array_equal(output(predictor), np.ones([4]))
+
+    def test_change_of_a_tensor_does_not_change_parameters_or_inputs(self):
+        class Aliases(paddle.nn.Layer):
+            def __init__(self) -> None:
+                super().__init__()
+                self.factor = self.create_parameter([2])
+
+            def forward(self, x: paddle.Tensor) -> Any:
+                return self.factor, x.reshape([2, 1]), self.factor + x
+
+        def aliases(x: paddle.static.Variable) -> list[paddle.static.Variable]:
+            factor = paddle.static.create_parameter([2], "float32")
+            return [factor, x, x.reshape([2, 1]), factor + x]
+
+        path = os.path.join(self.folder, "aliases.")
+        save_layer(Aliases(), path + "pir", x=[2])
+        save_legacy(aliases, path + "legacy", [2])
+        paddle.set_device("cpu")  # disable_static has set another one
+        x = np.ones([2], "float32")
+        for suffix, onednn in itertools.product(
+            ("pir", "legacy"), (False, True)
+        ):
+            with self.subTest(suffix=suffix, onednn=onednn):
+                predictor = self.predictor(f"aliases.{suffix}", onednn=onednn)
+                tensor = paddle.to_tensor(x)
+                first = predictor.run([tensor])
+                expected = [answer.numpy().copy() for answer in first]
+                for _ in range(3):
+                    for answer in predictor.run([tensor]):
+                        answer.zero_()
+                    np.testing.assert_array_equal(tensor.numpy(), x)
+                    for answers in (first, predictor.run([tensor])):
+                        for answer, value in zip(answers, expected):
+                            np.testing.assert_array_equal(answer, value)
+
+    def test_outputs_of_the_last_run_after_a_run_that_raised(self):
+        predictor = self.predictor(PAIR)
+        x, y = paddle.to_tensor(X), paddle.to_tensor(Y)
+        kept = [predictor.run([x * i, y])[1] for i in range(1, 4)]
+        for wrong in ([x], [x, paddle.ones([3])]):
+            with self.assertRaises(ValueError):
+                predictor.run(wrong)
+            np.testing.assert_array_equal(output(predictor, 1), X * 6)
+        predictor.run([x, y])
+        for i, answer in enumerate(kept, 1):
+            np.testing.assert_array_equal(answer.numpy(), X * i * 2)
+
+    def test_runs_write_to_memory_that_the_program_shares_with_an_output(self):
+        predictor = self.relu()
+        x = paddle.to_tensor(X)
+        predictor.run([x])
+        handle = predictor.get_output_handle(predictor.get_output_names()[0])
+        bound = paddle.zeros([4])
+        handle.share_external_data(bound)
+        for i in range(3):
+            (answer,) = predictor.run([x * i])
+            np.testing.assert_array_equal(bound, X * i)
+            answer.zero_()
+            np.testing.assert_array_equal(bound, X * i)
 
     def test_handle_keeps_its_predictor_alive(self):
         predictor = self.predictor()

@@ -394,18 +394,10 @@ FIRST_PREDICTOR = (
     FORK
     + """
 from paddle.inference import Predictor
-from paddle.base import core
-pools = []  # a pool of core destroys its predictors
-
-def of_pool(kind):
-    pools.append(kind(config(), 1))
-    return pools[0].retrieve(0)
-
 make = {
     "function": lambda: create_predictor(config()),
     "class": lambda: Predictor(config()),
-    "pool": lambda: of_pool(PredictorPool),
-    "pool of core": lambda: of_pool(core.PredictorPool),
+    "pool": lambda: PredictorPool(config(), 1).retrieve(0),
 }[sys.argv[2]]
 predictor = make()
 assert predictor._input_types() == {"x": "float32"}, predictor._input_types()
@@ -481,7 +473,7 @@ class TestForkAndExit(PredictorTestCase):
         self.run_script(FORK_IN_RUNS, "lock first")
 
     def test_first_predictor_of_a_process_may_be_created_in_any_way(self):
-        for way in ("function", "class", "pool", "pool of core"):
+        for way in ("function", "class", "pool"):
             with self.subTest(way=way):
                 self.run_script(FIRST_PREDICTOR, way)
 

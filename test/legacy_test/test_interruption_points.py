@@ -213,6 +213,9 @@ class TestLock(StopTestCase):
             with self.assertRaisesRegex(ValueError, f"{arguments[1]}"):
                 lock.acquire(*arguments)
             self.assertFalse(lock.locked())
+        for wrong in ("soon", None):
+            with self.assertRaisesRegex(TypeError, f"`timeout` .* {wrong!r}"):
+                InterruptibleLock().acquire(timeout=wrong)
 
     def test_one_thread_at_a_time_has_it(self):
         lock = InterruptibleLock()
@@ -246,6 +249,18 @@ class TestFuture(StopTestCase):
     def test_an_argument_that_is_no_future_is_named(self):
         with self.assertRaisesRegex(TypeError, "Future, but received 3"):
             wait_for_result(3)
+
+    def test_a_bad_timeout_is_named(self):
+        for wait in (
+            InterruptibleEvent().wait,
+            lambda timeout: wait_for_result(Future(), timeout),
+        ):
+            for kind, wrong in ((TypeError, "soon"), (ValueError, math.nan)):
+                with self.assertRaisesRegex(kind, f"`timeout` .*{wrong!r}"):
+                    wait(wrong)
+
+    def test_an_event_returns_at_once_after_a_negative_timeout(self):
+        self.assertFalse(InterruptibleEvent().wait(-1))
 
     def test_calls_that_time_out_leave_nothing_behind(self):
         future = Future()

@@ -15,12 +15,14 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 import unittest
+import weakref
 from typing import Callable
 from unittest import mock
 
@@ -348,6 +350,39 @@ class TestToStatic(JitTestCase):
         function(paddle.ones([2]))
         self.assertEqual(modes, [True, False])
         self.assertTrue(in_thread(paddle.in_dynamic_mode))
+
+    def test_a_thread_that_starts_during_a_partial_trace_is_in_dynamic_mode(
+        self,
+    ):
+        modes = []
+        program_guard = paddle.static.program_guard
+
+        def start_thread(*args):
+            modes.append(in_thread(paddle.in_dynamic_mode))
+            modes.append(paddle.in_dynamic_mode())
+            return program_guard(*args)
+
+        function = paddle.jit.to_static(lambda x: 2 * x, full_graph=False)
+        # The trace enters it to infer the type of the result.
+        with mock.patch.object(paddle.static, "program_guard", start_thread):
+            function(paddle.ones([2]))
+        self.assertEqual(modes[:2], [True, False])
+
+    def test_a_failed_trace_keeps_no_parameters(self):
+        """Otherwise, a later program at the same address would use them."""
+
+        class Failing(Scaled):
+            def forward(self, x):
+                super().forward(x)
+                raise NotImplementedError
+
+        layer = paddle.jit.to_static(Failing(), full_graph=True)
+        weight = weakref.ref(layer.first.weight)
+        with self.assertRaises(NotImplementedError):
+            layer(paddle.ones([2, 6]))
+        del layer
+        gc.collect()
+        self.assertIsNone(weight())
 
     def test_a_first_run_locks_nothing(self):
         free = []

@@ -375,9 +375,9 @@ class TestValues(SpawnTestCase):
 
     def test_times_to_wait(self):
         context = self.start(exit_all_with, 0)
-        for wrong in ("5", float("nan")):
+        for kind, wrong in ((TypeError, "5"), (ValueError, float("nan"))):
             for name in ("timeout", "grace_period"):
-                with self.assertRaisesRegex(ValueError, f"{name}.*{wrong!r}"):
+                with self.assertRaisesRegex(kind, f"{name}.*{wrong!r}"):
                     context.join(**{name: wrong})
         self.join(context)
 

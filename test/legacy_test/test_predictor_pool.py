@@ -26,7 +26,7 @@ import unittest.mock
 from typing import Callable
 
 import numpy as np
-from concurrent_base import WAIT_S, Worker, in_threads
+from concurrent_base import WAIT_S, Worker, in_thread, in_threads
 from inference_threads_base import (
     IMAGE,
     IMAGE_LEGACY,
@@ -324,6 +324,61 @@ class TestPredictorPool(PredictorTestCase):
             pool.retrieve(0)
         pool._predictors[0] = failed
         self.assertIsNot(pool.retrieve(0), failed)
+
+    def test_threads_that_replace_a_failed_predictor_get_the_same_one(self):
+        cloning = threading.Barrier(2, timeout=WAIT_S)
+
+        class Failed:
+            def clone(self) -> object:
+                cloning.wait()
+                return object()
+
+        pool = PredictorPool(self.config(PAIR), 1)
+        with self.assertRaises(ValueError):
+            pool.predict([X, np.ones([3], "float32")])
+        pool._predictors[0] = Failed()
+        first, second = in_threads(*[lambda: pool.retrieve(0)] * 2)
+        self.assertIs(first, second)
+        self.assertIs(pool.retrieve(0), first)
+
+    def after_removal(
+        self, pool: PredictorPool, action: Callable[[], object]
+    ) -> None:
+        """Makes the next `retrieve` call `action` after it has removed the
+        predictor from those that `predict` uses."""
+        idle = pool._idle
+
+        class Idle:
+            def remove(self, idx: int) -> bool | None:
+                pool._idle = idle
+                has_failed = idle.remove(idx)
+                action()
+                return has_failed
+
+        pool._idle = Idle()
+
+    def test_two_threads_retrieve_one_predictor(self):
+        pool, others = PredictorPool(self.config(PAIR), 1), []
+        self.after_removal(
+            pool, lambda: others.append(in_thread(pool.retrieve, 0))
+        )
+        self.assertIs(pool.retrieve(0), others[0])
+
+    def test_interrupted_retrieve_can_be_repeated(self):
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        for fails in (False, True):
+            with self.subTest(fails=fails):
+                pool = PredictorPool(self.config(PAIR), 1)
+                (failed,) = pool._predictors
+                if fails:
+                    with self.assertRaises(ValueError):
+                        pool.predict([X, np.ones([3], "float32")])
+                self.after_removal(pool, interrupt)
+                with self.assertRaises(KeyboardInterrupt):
+                    pool.retrieve(0)
+                self.assertEqual(pool.retrieve(0) is not failed, fails)
 
     def test_predictor_in_use_cannot_be_retrieved(self):
         pool = PredictorPool(self.config(PAIR), 1)

@@ -53,6 +53,10 @@ def times(factor: float) -> saved_tensors_hooks:
     return saved_tensors_hooks(lambda x: x * factor, lambda x: x)
 
 
+def fail(value):
+    raise KeyError
+
+
 class HooksTestCase(unittest.TestCase):
     def setUp(self):
         before = paddle.get_device()
@@ -166,6 +170,38 @@ class TestHooksOfThreads(HooksTestCase):
                 in_thread(hooks.__exit__, None, None, None)
             self.assertEqual(grad_of_square(leaf(1)), [20])
 
+    def test_an_error_of_a_hook_leaves_gradients_enabled(self):
+        with saved_tensors_hooks(fail, lambda x: x):
+            self.assertRaises(OSError, lambda: leaf(1) * leaf(2))
+            self.assertTrue(paddle.is_grad_enabled())
+        with saved_tensors_hooks(lambda x: x, fail):
+            loss = leaf(1) * leaf(2)
+        self.assertRaises(OSError, loss.backward)
+        self.assertTrue(paddle.is_grad_enabled())
+
+    def test_an_error_of_a_hook_keeps_the_gradient_mode_of_a_pylayer(self):
+        modes = []
+
+        class Twice(paddle.autograd.PyLayer):
+            @staticmethod
+            def forward(ctx, x):
+                with (
+                    paddle.enable_grad(),
+                    saved_tensors_hooks(fail, lambda x: x),
+                    paddle.no_grad(),
+                ):
+                    self.assertRaises(OSError, ctx.save_for_backward, x)
+                    modes.append(paddle.is_grad_enabled())
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, grad):
+                return grad * 2
+
+        Twice.apply(leaf(1)).sum().backward()
+        self.assertEqual(modes, [False])
+        self.assertTrue(paddle.is_grad_enabled())
+
     def test_recomputation_on_several_threads_gives_the_gradients(self):
         def run():
             for _ in range(20):
@@ -219,7 +255,10 @@ class TestOtherThreads(HooksTestCase):
             x = leaf(1) * 1
             loss = (x * x).sum()
             x.add_(paddle.ones([1]))
-            loss.backward()
+            try:
+                loss.backward()
+            finally:
+                self.assertTrue(paddle.is_grad_enabled())
 
         with self.assertRaises(Exception) as caught:
             in_thread(run)

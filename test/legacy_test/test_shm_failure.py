@@ -348,6 +348,26 @@ def new_group_of_stopped_rank() -> None:
         dist.new_group()
 
 
+def new_group_until_interrupted() -> bool:
+    """Returns whether Ctrl-C ended the creation of a group, after all ranks
+    have found each other."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    join = shared_memory_group._join_machine
+
+    def interrupt_and_join(*args: Any) -> Any:
+        interrupt_soon(signal.SIGINT)
+        return join(*args)
+
+    with mock.patch.object(
+        shared_memory_group, "_join_machine", interrupt_and_join
+    ):
+        try:
+            dist.new_group()
+        except KeyboardInterrupt:
+            return True
+    return False
+
+
 def new_group_of_unknown_process() -> None:
     """Like a rank whose /proc belongs to another PID namespace."""
     binding = shared_memory_group._find_binding()
@@ -933,6 +953,15 @@ class TestShmFailure(RanksTestCase):
         ranks.begin(send_to_the_other, ranks=[1])
         self.assertEqual(ranks.call(send_until_interrupted, ranks=[0]), [True])
         self.assert_all_name(ranks.outcomes([1]), "rank 0", "aborted send")
+
+    def test_ctrl_c_ends_the_creation_of_a_group(self):
+        for stopped in (0, 1):
+            with self.subTest(stopped=stopped):
+                ranks = self.start_group(2)
+                other = [1 - stopped]
+                ranks.begin(new_group_of_stopped_rank, ranks=[stopped])
+                ranks.begin(new_group_until_interrupted, ranks=other)
+                self.assertEqual(ranks.outcomes(other), [True])
 
     def test_ctrl_c_ends_an_operation_that_waits_for_an_earlier_one(self):
         ranks = self.start_group(2)

@@ -26,6 +26,7 @@ from thread_device_base import (
 )
 
 import paddle
+from paddle.incubate.nn.layer.fused_transformer import _to_dtype
 
 
 @on_every_device_list
@@ -59,6 +60,10 @@ class TestCast(unittest.TestCase):
             with self.subTest(place=x.place):
                 self.assertEqual(
                     self.devices_of_others(lambda x=x: x.to("float64")),
+                    [self.devices[0]],
+                )
+                self.assertEqual(
+                    self.devices_of_others(lambda x=x: _to_dtype(x, "float64")),
                     [self.devices[0]],
                 )
 

@@ -21,6 +21,7 @@ import threading
 import unittest
 from unittest import mock
 
+import numpy as np
 from concurrent_base import WAIT_S, Worker, in_thread
 from thread_device_base import (
     needs_another_device,
@@ -88,6 +89,41 @@ class TestDataLoader(unittest.TestCase):
         self.assertEqual(places, {self.devices[0]})
         self.assertEqual(made_on, {f"{self.devices[0]}|{self.devices[0]}"})
 
+    def devices_of_reader_thread(self, device, **kwargs):
+        """Loads from a generator, and returns the devices that it sees."""
+        paddle.set_device(device)
+        seen = []
+
+        def batches():
+            seen.append(paddle.get_device())
+            yield [np.ones([2], "float32")]
+
+        loader = paddle.base.io.DataLoader.from_generator(
+            capacity=1, return_list=True, **kwargs
+        )
+        loader.set_batch_generator(batches, places="cpu")
+        self.assertEqual(len(list(loader)), 1)
+        return seen
+
+    @needs_another_device
+    def test_reader_thread_of_a_generator_uses_the_device_of_its_creator(self):
+        device = self.devices[1]
+        self.assertEqual(
+            in_thread(self.devices_of_reader_thread, device), [device]
+        )
+
+    @needs_another_device
+    def test_reader_thread_of_a_static_loader_uses_that_device_too(self):
+        def load(device):
+            paddle.enable_static()
+            program = paddle.static.Program()
+            with paddle.static.program_guard(program):
+                x = paddle.static.data("x", [2], "float32")
+            return self.devices_of_reader_thread(device, feed_list=[x])
+
+        device = self.devices[1]
+        self.assertEqual(in_thread(load, device), [device])
+
     @needs_another_device
     def test_late_reader_thread_does_not_undo_a_set_device(self):
         device_is_set = threading.Event()
@@ -135,6 +171,31 @@ class TestDataLoader(unittest.TestCase):
                 places, made_on
             )
             assert places_of_new_tensors() == {devices[0]}
+            """,
+            self.devices,
+        )
+
+    @unittest.skipUnless(hasattr(os, "fork"), "workers are forked")
+    def test_worker_process_of_a_generator_on_a_thread(self):
+        if self.devices[0].startswith("gpu"):
+            self.skipTest("no fork once a GPU is in use")
+        run_script(
+            self,
+            """
+            import numpy as np
+            from thread_device_base import *
+
+            def load():
+                loader = paddle.base.io.DataLoader.from_generator(
+                    capacity=2, return_list=True, use_multiprocess=True
+                )
+                loader.set_batch_generator(
+                    lambda: ([np.full([2], i, "float32")] for i in range(3)),
+                    places="cpu",
+                )
+                return [batch.tolist() for (batch,) in loader]
+
+            assert in_thread(load) == [[0, 0], [1, 1], [2, 2]]
             """,
             self.devices,
         )

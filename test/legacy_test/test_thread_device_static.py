@@ -146,6 +146,13 @@ class TestStaticGraph(unittest.TestCase):
 
         self.assertEqual(in_thread(set_inside), {self.other})
 
+    def test_thread_started_in_static_mode_of_a_guard_is_in_dynamic_mode(self):
+        # to_static does this while it traces.
+        with framework._dygraph_guard(None):
+            self.assertTrue(in_thread(paddle.in_dynamic_mode))
+            self.assertFalse(paddle.in_dynamic_mode())
+        self.assertTrue(in_thread(paddle.in_dynamic_mode))
+
     @needs_another_device
     def test_threads_without_a_device_follow_the_main_thread_into_a_guard(self):
         entered, has_moved = threading.Event(), threading.Event()

@@ -160,6 +160,30 @@ class TestGradMode(unittest.TestCase):
         kept_item = weakref.ref(next(generator))
         self.assertIsNone(kept_item())
 
+    def test_a_generator_does_not_keep_an_error_that_was_thrown_into_it(self):
+        class Error(Exception):
+            pass
+
+        @paddle.no_grad()
+        def generate():
+            yield
+
+        def throw():
+            generator = generate()
+            next(generator)
+            error = Error()
+            kept_error = weakref.ref(error)
+            try:
+                generator.throw(error)
+            except Error:
+                return kept_error
+            finally:
+                del error
+
+        gc.disable()
+        self.addCleanup(gc.enable)
+        self.assertIsNone(throw()())
+
     def test_a_decorated_generator_returns_its_value(self):
         @paddle.no_grad()
         def generate():

@@ -24,7 +24,7 @@ import traceback
 import unittest
 from unittest import mock
 
-from concurrent_base import WAIT_S
+from concurrent_base import WAIT_S, Worker
 from thread_device_base import (
     needs_another_device,
     on_every_device_list,
@@ -236,8 +236,15 @@ class TestArguments(unittest.TestCase):
 
     def test_a_timeout_that_is_not_a_number_is_refused(self):
         group = start_threads(print, nthreads=0, join=False)
-        with self.assertRaisesRegex(ValueError, "`timeout` .* 'soon'"):
+        with self.assertRaisesRegex(TypeError, "`timeout` .* 'soon'"):
             group.join("soon")
+
+    def test_an_infinite_timeout_is_no_limit(self):
+        event = threading.Event()
+        group = start_threads(lambda rank: event.wait(), nthreads=2, join=False)
+        waiting = Worker(group.join, float("inf"))
+        event.set()
+        self.assertTrue(waiting.result())
 
 
 class Devices(unittest.TestCase):

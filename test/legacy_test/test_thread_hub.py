@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -34,6 +35,101 @@ from paddle.base.threads.thread_value import UNSET
 def wait(event):
     if not event.wait(WAIT_S):
         raise TimeoutError("the other thread has not gone on")
+
+
+class TestDownloadedRepositories(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        for patch in (
+            mock.patch.object(paddle.hapi.hub, "HUB_DIR", self.folder),
+            mock.patch.dict(
+                paddle.utils.download._download_methods, get=self.download
+            ),
+        ):
+            patch.start()
+            self.addCleanup(patch.stop)
+        # Called once an archive is there.
+        self.after_download = lambda: None
+
+    def download(self, url, path):
+        """Makes the archive of a repository whose model is its name."""
+        name = url.split("/")[4]
+        with tempfile.TemporaryDirectory() as folder:
+            repository = os.path.join(folder, f"{name}-main")
+            os.mkdir(repository)
+            with open(os.path.join(repository, "hubconf.py"), "w") as hubconf:
+                hubconf.write(f"def model():\n    return {name!r}\n")
+            shutil.make_archive(
+                path.removesuffix(".zip"), "zip", folder, f"{name}-main"
+            )
+        after, self.after_download = self.after_download, lambda: None
+        after()
+        return path
+
+    def load(self, name, **kwargs):
+        return paddle.hub.load(f"owner/{name}:main", "model", **kwargs)
+
+    def folders(self):
+        return {
+            name: os.stat(os.path.join(self.folder, name)).st_ino
+            for name in os.listdir(self.folder)
+        }
+
+    def test_overlapping_loads_of_two_repositories_do_not_mix(self):
+        may_begin, begun, may_go_on, ended = (
+            threading.Event() for _ in range(4)
+        )
+        link = paddle.hapi.hub._git_archive_link
+
+        def link_of(owner, name, *args, **kwargs):
+            if name == "second":
+                # Until here, it has not looked for an archive.
+                begun.set()
+                wait(may_go_on)
+            else:
+                may_begin.set()
+                wait(begun)
+            return link(owner, name, *args, **kwargs)
+
+        def after_first_download():
+            may_go_on.set()
+            wait(ended)
+
+        def load_second():
+            wait(may_begin)
+            try:
+                return self.load("second")
+            finally:
+                ended.set()
+
+        self.after_download = after_first_download
+        with mock.patch.object(paddle.hapi.hub, "_git_archive_link", link_of):
+            models = in_threads(lambda: self.load("first"), load_second)
+        self.assertEqual(models, ["first", "second"])
+        self.assertEqual([self.load(name) for name in models], models)
+        self.assertEqual(
+            self.folders().keys(), {"owner_first_main", "owner_second_main"}
+        )
+
+    def test_a_repository_that_another_thread_has_downloaded_stays(self):
+        folders = []
+
+        def load_and_look():
+            self.load("same")
+            folders.append(self.folders()["owner_same_main"])
+
+        self.after_download = lambda: in_thread(load_and_look)
+        self.assertEqual(self.load("same"), "same")
+        self.assertEqual([self.folders()["owner_same_main"]], folders)
+
+    def test_a_repository_is_downloaded_again_if_that_is_forced(self):
+        self.load("same")
+        path = os.path.join(self.folder, "owner_same_main", "hubconf.py")
+        os.remove(path)
+        self.assertEqual(self.load("same", force_reload=True), "same")
+        self.assertEqual(self.folders().keys(), {"owner_same_main"})
 
 
 class TestHubOnThreads(unittest.TestCase):
@@ -94,6 +190,11 @@ class TestHubOnThreads(unittest.TestCase):
         path = os.path.join(self.folder, "empty")
         os.mkdir(path)
         with self.assertRaisesRegex(RuntimeError, "make sure config exists"):
+            self.load(path)
+
+    def test_a_hubconf_that_misses_a_file_reports_it(self):
+        path = self.repository("misses", "open('/does/not/exist')")
+        with self.assertRaisesRegex(FileNotFoundError, "/does/not/exist"):
             self.load(path)
 
     def test_a_failed_import_leaves_the_path_and_does_not_block_others(self):

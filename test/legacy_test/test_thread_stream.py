@@ -593,6 +593,37 @@ class TestWork(StreamTestCase):
             np.arange(12.0).reshape([3, 4]).tolist(),
         )
 
+    def stream_of_reader_thread(self, **kwargs):
+        """Returns whether a generator is read on its creator's stream."""
+        seen = []
+
+        def batches():
+            seen.append(handle(paddle.device.current_stream(device)))
+            yield [np.ones([2], "float32")]
+
+        device = self.accelerators[-1]
+        stream = Stream(device)
+        with stream_guard(stream):
+            loader = paddle.base.io.DataLoader.from_generator(
+                capacity=1, return_list=True, **kwargs
+            )
+            loader.set_batch_generator(batches, places="cpu")
+            self.assertEqual(len(list(loader)), 1)
+        return seen == [handle(stream)]
+
+    def test_reader_of_a_generator_uses_the_stream_of_its_creator(self):
+        self.assertTrue(in_thread(self.stream_of_reader_thread))
+
+    def test_reader_of_a_static_loader_uses_the_stream_of_its_creator(self):
+        def load():
+            paddle.enable_static()
+            program = paddle.static.Program()
+            with paddle.static.program_guard(program):
+                x = paddle.static.data("x", [2], "float32")
+            return self.stream_of_reader_thread(feed_list=[x])
+
+        self.assertTrue(in_thread(load))
+
     def test_readers_of_paddle_reader_use_device_and_stream_of_their_user(
         self,
     ):

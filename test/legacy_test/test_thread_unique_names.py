@@ -114,6 +114,29 @@ class TestNames(unittest.TestCase):
         self.assertFalse(hasattr(base_names.generator, "_missing"))
         self.assertTrue(hasattr(base_names.generator, "prefix"))
 
+    def test_a_guard_of_a_finished_thread_does_not_rename_on_another(self):
+        def suspend():
+            with unique_name.guard("suspended_"):
+                yield
+
+        def begin(suspended):
+            with unique_name.guard("outer_"):
+                next(suspended)
+
+        suspended = suspend()
+        in_thread(begin, suspended)
+        with unique_name.guard("inside_"):
+            suspended.close()
+            self.assertEqual(unique_name.generate("name"), "inside_name_0")
+        self.assertFalse(base_names.generator.prefix)
+
+    def test_a_guard_left_on_another_thread_is_an_error(self):
+        guard = unique_name.guard("inside_")
+        in_thread(guard.__enter__)
+        with self.assertRaisesRegex(RuntimeError, "unique_name.guard was left"):
+            guard.__exit__(None, None, None)
+        self.assertFalse(base_names.generator.prefix)
+
     def test_switch_on_the_main_thread_affects_all_threads(self):
         previous = unique_name.switch()
         try:

@@ -330,6 +330,20 @@ class TestStop(WorkerTestCase):
         worker.join(WAIT_S)
         self.assertFalse(worker.is_alive())
 
+    def test_join_takes_any_number_of_seconds(self):
+        with WorkerThread(wait_for_stop) as worker:
+            worker.join(-1)
+            self.assertTrue(worker.is_alive())
+            worker.stop()
+            worker.join(float("inf"))
+            self.assertFalse(worker.is_alive())
+
+    def test_a_bad_timeout_of_join_is_named(self):
+        for kind, wrong in ((TypeError, "soon"), (ValueError, float("nan"))):
+            with WorkerThread(wait_for_stop) as worker:
+                with self.assertRaisesRegex(kind, f"`timeout` .*{wrong!r}"):
+                    worker.join(wrong)
+
     def test_a_worker_may_be_stopped_before_it_starts_and_after_its_end(
         self,
     ):

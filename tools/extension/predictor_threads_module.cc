@@ -167,9 +167,6 @@ PYBIND11_MODULE(_predictor_threads, module) {
                    load_scratchpads();
                    return HasContexts(arguments...);
                  });
-  // The config of a C++ pool is unknown here.
-  RedirectBefore(
-      core.attr("PredictorPool"), "retrieve", [](auto&&...) { return true; });
   // If libpaddle contains this module, paddle/inference/wrapper.py does this.
   const auto common = py::module_::import("paddle.static.nn.common");
   module.attr("call_outside_predictor")(common.attr("PyFuncRegistry"));

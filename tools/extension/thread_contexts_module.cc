@@ -95,7 +95,7 @@ constexpr char kEnableCustomDevice[] = "enable_custom_device";
 
 // Calls a function that makes predictors, or that chooses their device.
 // `target` is a tuple: the object whose function _predictor_threads replaces,
-// or None if it does not; the function's name; and the function of libpaddle.
+// the function's name, and the function of libpaddle.
 PyObject* LoadAndCall(PyObject* target, PyObject* args, PyObject* kwargs) {
   try {
     // Whatever the config says, because a model may contain oneDNN operators.
@@ -104,7 +104,7 @@ PyObject* LoadAndCall(PyObject* target, PyObject* args, PyObject* kwargs) {
     const auto parts = py::reinterpret_borrow<py::tuple>(target);
     const py::object owner = parts[0];
     py::object function = parts[2];
-    if (is_loaded && !owner.is_none()) function = owner.attr(parts[1]);
+    if (is_loaded) function = owner.attr(parts[1]);
     return PyObject_Call(function.ptr(), args, kwargs);
   } catch (py::error_already_set& error) {
     error.restore();
@@ -159,7 +159,6 @@ void LoadPredictorThreadsLazily(py::module_* module) {
       load_and_call(core, "create_predictor", core.attr("create_predictor"));
   const py::object type = core.attr("PaddleInferPredictor");
   replace_method(type, "__init__", type);
-  replace_method(core.attr("PredictorPool"), "__init__", py::none());
   const py::object config = core.attr("AnalysisConfig");
   module->attr(kEnableCustomDevice) = config.attr(kEnableCustomDevice);
   replace_method(config, kEnableCustomDevice, config);

@@ -73,19 +73,23 @@ class IdlePredictors {
     }
   }
 
-  // Removes a predictor from the pool. Returns nullopt if it is not idle, and
-  // otherwise whether its last run failed.
+  // Removes a predictor from the pool. Returns nullopt if a thread has taken
+  // it, and otherwise whether its last run failed, again for each later call.
   std::optional<bool> Remove(int number) {
     ResetInChild();
-    const auto found = std::find_if(
-        idle_.begin(), idle_.end(), [number](const Predictor& predictor) {
-          return predictor.number == number;
-        });
-    if (found == idle_.end()) return std::nullopt;
-    const bool has_failed = found->has_failed;
-    idle_.erase(found);
-    --size_;
-    return has_failed;
+    const auto is_wanted = [number](const Predictor& predictor) {
+      return predictor.number == number;
+    };
+    const auto idle = std::find_if(idle_.begin(), idle_.end(), is_wanted);
+    if (idle != idle_.end()) {
+      removed_.push_back(*idle);
+      idle_.erase(idle);
+      --size_;
+    }
+    const auto found =
+        std::find_if(removed_.begin(), removed_.end(), is_wanted);
+    if (found == removed_.end()) return std::nullopt;
+    return found->has_failed;
   }
 
   // Returns the number of predictors, idle or taken.
@@ -131,6 +135,7 @@ class IdlePredictors {
   }
 
   std::deque<Predictor> idle_;
+  std::deque<Predictor> removed_;
   std::deque<Waiter*> waiters_;
   int size_;
   pid_t process_ = getpid();

@@ -16,6 +16,8 @@
 
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <iterator>
@@ -26,6 +28,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -40,6 +43,7 @@
 #include "paddle/phi/backends/thread_contexts.h"
 #include "paddle/phi/common/bfloat16.h"
 #include "paddle/phi/common/float16.h"
+#include "paddle/phi/core/dense_tensor.h"
 #include "paddle/phi/core/device_context.h"
 #include "paddle/phi/core/kernel_factory.h"
 #include "paddle/utils/pybind.h"
@@ -279,6 +283,144 @@ class DroppedClones {
   std::vector<std::pair<Predictor*, phi::ThreadContexts>> clones_;
 };
 
+// The outputs of a predictor. `run(inputs)` gives their memory to its caller.
+// Used by one thread at a time, which calls the predictor.
+class Outputs {
+ public:
+  // Requires: the GIL.
+  explicit Outputs(Predictor* predictor) {
+    for (const std::string& name : predictor->GetOutputNames()) {
+      try {
+        const py::object handle =
+            py::cast(predictor->GetOutputHandle(name).release(),
+                     py::return_value_policy::take_ownership);
+        auto* const tensor = TensorOf(*handle.cast<const Handle*>());
+        // ONNX Runtime has no such tensor. A parameter, for example, has memory
+        // before the first run, and no run writes it again.
+        if (tensor != nullptr && !tensor->IsInitialized()) {
+          outputs_[name].tensor = tensor;
+        }
+      } catch (const std::exception&) {
+        // The output is not a tensor, or does not exist before the first run.
+      }
+    }
+  }
+  Outputs(const Outputs&) = delete;
+  Outputs& operator=(const Outputs&) = delete;
+
+  // Calls `run`, which runs the predictor. Callers keep the memory that they
+  // have: the run gets other memory, or allocates it.
+  template <typename Run>
+  void Overwrite(Run run) {
+    const std::vector<Output*> replaced = ReplaceGiven();
+    try {
+      run();
+    } catch (...) {
+      // Handles still read the outputs of the last run.
+      for (Output* const output : replaced) {
+        output->tensor->MoveMemoryHolder();
+        output->tensor->ResetHolder(output->spare);
+        output->address = output->spare_address;
+      }
+      throw;
+    }
+  }
+
+  // Gives the memory of an output of the last run to the caller, and returns
+  // true. Returns false if the memory is not the output's alone: it may belong
+  // to an input, to another output, or to a tensor that the predictor keeps.
+  bool Give(const paddle::Tensor& returned) {
+    const auto found = outputs_.find(returned.name());
+    // On other devices, the caller would free the memory on the predictor's
+    // stream while the caller's stream still uses it.
+    if (found == outputs_.end() || !returned.is_cpu()) return false;
+    const auto& memory = found->second.tensor->Holder();
+    // An earlier run may have needed more memory. A small tensor must not keep
+    // all of it.
+    const size_t size = returned.numel() * phi::SizeOf(returned.dtype());
+    if (memory == nullptr || memory->size() > 2 * size) return false;
+    if (!BecomesUnshared(memory, size)) return false;
+    found->second.address = memory->ptr();
+    return true;
+  }
+
+  // Runs write an output to memory that the program has chosen.
+  void Keep(const std::string& name) { outputs_.erase(name); }
+
+  void FreeSpares() {
+    for (auto& entry : outputs_) entry.second.spare.reset();
+  }
+
+ private:
+  struct Output {
+    phi::DenseTensor* tensor = nullptr;  // the predictor's
+    // Of the memory that the caller of the last run has, or null.
+    const void* address = nullptr;
+    // Memory that an earlier caller has, or had. A program that drops a result
+    // when it gets the next one would otherwise make each run allocate, and the
+    // operating system's clearing of new memory takes longer than many models.
+    std::shared_ptr<phi::Allocation> spare;
+    const void* spare_address = nullptr;
+  };
+
+  // Returns the predictor's tensor to which a handle refers, or null.
+  static phi::DenseTensor* TensorOf(const Handle& handle) {
+    struct Access : Handle {
+      static void* Tensor(const Handle& of) { return of.*(&Access::tensor_); }
+    };
+    handle.type();  // looks the tensor up
+    return static_cast<phi::DenseTensor*>(Access::Tensor(handle));
+  }
+
+  // Returns whether nobody else uses memory that was given to a caller.
+  static bool IsFree(const std::shared_ptr<phi::Allocation>& memory,
+                     const void* address) {
+    if (memory.use_count() > 1) return false;
+    // The threads that have dropped the memory have used it before.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    // A caller that sends it to other processes, which may still read it, has
+    // moved it: runs do not allocate in shared memory.
+    return memory == nullptr || memory->ptr() == address;
+  }
+
+  // Replaces the memory that callers have. It becomes the spare memory.
+  std::vector<Output*> ReplaceGiven() {
+    std::vector<Output*> replaced;
+    for (auto& [name, output] : outputs_) {
+      const void* const address = std::exchange(output.address, nullptr);
+      if (address == nullptr) continue;
+      if (IsFree(output.tensor->Holder(), address)) continue;
+      auto memory = output.tensor->MoveMemoryHolder();
+      std::swap(memory, output.spare);
+      if (!IsFree(memory, std::exchange(output.spare_address, address))) {
+        memory.reset();
+      }
+      output.tensor->ResetHolder(memory);
+      replaced.push_back(&output);
+    }
+    return replaced;
+  }
+
+  // Returns whether only the predictor's tensor and the returned one have the
+  // memory. The executor drops tensors that it does not need any more on a
+  // thread of its own. This waits for it, but not as long as a copy takes.
+  static bool BecomesUnshared(const std::shared_ptr<phi::Allocation>& memory,
+                              size_t size) {
+    constexpr size_t kWorthAWait = 128 << 10;
+    constexpr size_t kBytesPerNs = 4;
+    const auto end = std::chrono::steady_clock::now() +
+                     std::chrono::nanoseconds(size / kBytesPerNs);
+    while (memory.use_count() != 2) {
+      if (size < kWorthAWait) return false;
+      if (std::chrono::steady_clock::now() > end) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
+
+  std::unordered_map<std::string, Output> outputs_;  // by name
+};
+
 // Tracks which threads have set, run and read a predictor. Protected by the
 // GIL.
 //
@@ -288,7 +430,8 @@ class DroppedClones {
 class PredictorState {
  public:
   explicit PredictorState(Predictor* predictor)
-      : input_names_(predictor->GetInputNames()),
+      : outputs(predictor),
+        input_names_(predictor->GetInputNames()),
         output_names_(predictor->GetOutputNames()) {}
   PredictorState(const PredictorState&) = delete;
   PredictorState& operator=(const PredictorState&) = delete;
@@ -483,6 +626,7 @@ class PredictorState {
   // The process that created the predictor.
   const pid_t process = getpid();
   PredictorContexts contexts;
+  Outputs outputs;
   // Null if the predictor has its own parameters.
   std::shared_ptr<DroppedClones> dropped_clones;
   // The files that a clone loads.
@@ -748,8 +892,7 @@ void SetModel(py::handle predictor, Model model, PredictorContexts contexts) {
 std::mutex making;
 
 // Serializes the creation of predictors: the passes that optimize a program
-// share registries. Predictors of C++ pools are created with the GIL, and are
-// not serialized with others.
+// share registries.
 //
 // Creation builds programs, for which it needs the building lock of programs.
 // So that lock serializes predictors, too: if creation had its own lock, a
@@ -836,7 +979,8 @@ void Run(const py::object& self) {
   call.CheckMayRun();
   auto* const predictor = self.cast<Predictor*>();
   call.BeginRun();
-  call.OnContextsWithoutGil([&] { predictor->Run(); });
+  call.OnContextsWithoutGil(
+      [&] { state->outputs.Overwrite([&] { predictor->Run(); }); });
   call.EndRun();
 }
 
@@ -901,8 +1045,10 @@ std::vector<paddle::Tensor> RunOn(const py::object& self,
   std::vector<paddle::Tensor> outputs;
   call.SetAllInputs();
   call.BeginRun();
-  call.OnContextsWithoutGil([&] { predictor->Run(inputs, &outputs); });
-  // The next run overwrites the outputs of this one, so return copies.
+  call.OnContextsWithoutGil([&] {
+    state->outputs.Overwrite([&] { predictor->Run(inputs, &outputs); });
+  });
+  // The next run overwrites what the caller cannot have, so copy that.
   std::vector<paddle::Tensor> copies(outputs.size());
   const auto names = predictor->GetOutputNames();
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -912,18 +1058,20 @@ std::vector<paddle::Tensor> RunOn(const py::object& self,
   }
   WorkWithoutGil::Run([&] {
     for (size_t i = 0; i < outputs.size(); ++i) {
-      const paddle::Tensor& output = outputs[i];
+      paddle::Tensor& output = outputs[i];
+      if (!copies[i].defined() && state->outputs.Give(output)) continue;
       // A blocking copy. On a custom device, it runs on the caller's stream. On
       // a GPU, it uses the legacy default stream, which does not wait for work
       // on streams that were created as non-blocking.
       if (!copies[i].defined())
         copies[i] = output.copy_to(output.place(), true);
       copies[i].set_name(output.name());
+      output = copies[i];
     }
   });
   call.EndRun();
   call.EndRequest();
-  return copies;
+  return outputs;
 }
 
 template <typename T>
@@ -1049,6 +1197,7 @@ void ReplaceSetter(const py::object& type, const char* name, bool is_data) {
       }
       const Bound bound = *found;
       PredictorState::Call call(bound.state, name);
+      if (!bound.is_input) bound.state->outputs.Keep(bound.name);
       call.DropInput(bound.name);
       if (args.size() != 1 || !py::isinstance<py::array>(args[0]) ||
           std::string(name) != "_copy_from_cpu_bind" ||
@@ -1095,30 +1244,13 @@ void ReplaceGetHandle(const py::object& type, const char* name, bool is_input) {
   });
 }
 
-// Replaces the method of a C++ pool that returns one of its predictors.
-void ReplaceRetrieve(const py::object& type) {
-  Replace(type, "retrieve", [](const py::object& old) {
-    return [old](const py::object& pool, size_t index) {
-      py::object predictor = old(pool, index);
-      auto* const object = predictor.cast<Predictor*>();
-      if (states.count(object) > 0) return predictor;
-      // Its config is unknown.
-      StateOf(predictor)->contexts.onednn = std::make_shared<PredictorOneDnn>();
-      // Called right after the pool has destroyed the predictor.
-      py::detail::keep_alive_impl(
-          pool, py::capsule(object, [](void* gone) {
-            states.erase(static_cast<const Predictor*>(gone));
-          }));
-      return predictor;
-    };
-  });
-}
-
 // Replaces a method that is only checked for overlap with other threads' calls.
 void ReplaceExclusive(const py::object& type, const char* name) {
   Replace(type, name, [=](const py::object& old) {
     return [=](const py::object& self, const py::args& args) -> py::object {
-      const PredictorState::Call call(StateOf(self), name);
+      const auto state = StateOf(self);
+      const PredictorState::Call call(state, name);
+      state->outputs.FreeSpares();
       return call.OnContexts([&] { return old(self, *args); });
     };
   });
@@ -1219,7 +1351,6 @@ void BindPredictorThreads(py::module* core, py::module* module) {
   for (const char* name : {"register_input_hook", "register_output_hook"}) {
     ReplaceRegisterHook(type, name);
   }
-  ReplaceRetrieve(core->attr("PredictorPool"));
   const py::object handle_type = core->attr("PaddleInferTensor");
   destroy_handle = ReplaceDestroy(handle_type, &DestroyHandle);
   for (const char* name : {"reshape", "set_lod"}) {

@@ -167,7 +167,8 @@ void BindProcessGroupShm(py::module* m) {
              return std::make_shared<GroupStore>(
                  std::move(store),
                  std::move(prefix),
-                 std::chrono::milliseconds(timeout_milliseconds));
+                 std::chrono::milliseconds(timeout_milliseconds),
+                 RaiseKeyboardInterrupt);
            }),
            py::arg("store"),
            py::arg("prefix"),
@@ -318,7 +319,11 @@ void BindProcessGroupShm(py::module* m) {
           py::arg("in"),
           py::arg("out"),
           py::arg("src"))
-      .def("leave", &ProcessGroupShm::Leave, py::call_guard<ReleasedGil>());
+      .def("leave", &ProcessGroupShm::Leave, py::call_guard<ReleasedGil>())
+      .def("abort",
+           &ProcessGroupShm::Abort,
+           py::arg("reason"),
+           py::call_guard<ReleasedGil>());
   EnforceDenseArguments(group);
 }
 

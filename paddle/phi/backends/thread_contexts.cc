@@ -54,9 +54,11 @@ struct Defaults {
 // thread may still free tensors and so look up contexts.
 struct Thread {
   ThreadContextGuard* newest_guard = nullptr;
-  // If set by a guard: lookups ignore this ThreadContextGuard and all older
-  // ones.
-  const ThreadContextGuard* hidden_guard = nullptr;
+  // The number of the last ThreadContextGuard, which may have ended.
+  uint64_t last_guard = 0;
+  // If set by a guard: lookups ignore the ThreadContextGuards up to this
+  // number. Not a pointer, since a hidden guard may end first.
+  uint64_t hidden_guards = 0;
   const ThreadContexts* own = nullptr;
   DeviceContext* host = nullptr;
   bool is_main = false;
@@ -86,12 +88,10 @@ Found Find(const ThreadContexts& contexts, const Place& place) {
   return found == contexts.end() ? nullptr : &found->second;
 }
 
-// Searches the guards from the newest one to the last before `end`.
-Found FindInGuards(const Thread& thread,
-                   const ThreadContextGuard* end,
-                   const Place& place) {
+// Searches the guards with numbers above `hidden`, the newest one first.
+Found FindInGuards(const Thread& thread, uint64_t hidden, const Place& place) {
   for (const auto* guard = thread.newest_guard;
-       guard != nullptr && guard != end;
+       guard != nullptr && guard->Number() > hidden;
        guard = guard->Older()) {
     if (guard->Context()->GetPlace() == place) return &guard->Context();
   }
@@ -112,7 +112,7 @@ ThreadContexts AllContextsOf(const Thread& thread) {
   // In the order of precedence: emplace and insert keep existing entries.
   ThreadContexts all;
   for (const auto* guard = thread.newest_guard;
-       guard != nullptr && guard != thread.hidden_guard;
+       guard != nullptr && guard->Number() > thread.hidden_guards;
        guard = guard->Older()) {
     all.emplace(guard->Context()->GetPlace(), guard->Context());
   }
@@ -129,7 +129,7 @@ ThreadContexts AllContextsOf(const Thread& thread) {
 
 // Like FindThreadContext, for places other than the CPU.
 Found FindDeviceContext(const Thread& thread, const Place& place) {
-  if (const auto found = FindInGuards(thread, thread.hidden_guard, place)) {
+  if (const auto found = FindInGuards(thread, thread.hidden_guards, place)) {
     return found;
   }
   if (thread.only != nullptr) return Find(*thread.only, place);
@@ -281,6 +281,7 @@ void UseThreadContexts(const ThreadContexts* contexts) {
 
 ThreadContextGuard::ThreadContextGuard(std::shared_ptr<DeviceContext> context)
     : context_(std::move(context)),
+      number_(++this_thread.last_guard),
       older_(std::exchange(this_thread.newest_guard, this)) {}
 
 ThreadContextGuard::~ThreadContextGuard() {
@@ -291,7 +292,7 @@ ThreadContextGuard::~ThreadContextGuard() {
 
 void EnforceNoContextGuard(const Place& place) {
   PADDLE_ENFORCE_EQ(
-      FindInGuards(this_thread, nullptr, place),
+      FindInGuards(this_thread, 0, place),
       nullptr,
       common::errors::PreconditionNotMet(
           "The stream of %s cannot be set on this thread: C++ code is inside a "
@@ -362,13 +363,13 @@ int64_t ThreadContextsId() {
 
 ProcessContextsGuard::ProcessContextsGuard()
     : outer_(std::exchange(this_thread.only, &kNone)),
-      outer_hidden_guard_(
-          std::exchange(this_thread.hidden_guard, this_thread.newest_guard)),
+      outer_hidden_guards_(
+          std::exchange(this_thread.hidden_guards, this_thread.last_guard)),
       outer_host_(std::exchange(this_thread.guarded_host, nullptr)) {}
 
 ProcessContextsGuard::~ProcessContextsGuard() {
   this_thread.only = outer_;
-  this_thread.hidden_guard = outer_hidden_guard_;
+  this_thread.hidden_guards = outer_hidden_guards_;
   this_thread.guarded_host = outer_host_;
 }
 
@@ -409,20 +410,20 @@ OrderedContextsGuard::OrderedContextsGuard(ThreadContexts contexts)
       pairs_(IsCapturing() ? ContextPairs()
                            : OnDifferentStreams(CurrentContexts(), contexts_)),
       outer_(this_thread.only),
-      outer_hidden_guard_(this_thread.hidden_guard),
+      outer_hidden_guards_(this_thread.hidden_guards),
       outer_host_(this_thread.guarded_host) {
   for (const auto& [own, inside] : pairs_) {
     WaitForStream(inside.get(), own.get());
   }
   if (IsCapturing()) return;
   this_thread.only = &contexts_;
-  this_thread.hidden_guard = this_thread.newest_guard;
+  this_thread.hidden_guards = this_thread.last_guard;
   this_thread.guarded_host = nullptr;
 }
 
 OrderedContextsGuard::~OrderedContextsGuard() {
   this_thread.only = outer_;
-  this_thread.hidden_guard = outer_hidden_guard_;
+  this_thread.hidden_guards = outer_hidden_guards_;
   this_thread.guarded_host = outer_host_;
   for (const auto& [own, inside] : pairs_) {
     try {

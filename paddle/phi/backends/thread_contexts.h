@@ -101,9 +101,12 @@ class PADDLE_API ThreadContextGuard {
 
   const std::shared_ptr<DeviceContext>& Context() const { return context_; }
   const ThreadContextGuard* Older() const { return older_; }
+  // Greater for newer guards of the thread.
+  uint64_t Number() const { return number_; }
 
  private:
   const std::shared_ptr<DeviceContext> context_;
+  const uint64_t number_;
   ThreadContextGuard* older_;
 };
 
@@ -169,7 +172,7 @@ class PADDLE_API ProcessContextsGuard {
 
  private:
   const ThreadContexts* const outer_;
-  const ThreadContextGuard* const outer_hidden_guard_;
+  const uint64_t outer_hidden_guards_;
   DeviceContext* const outer_host_;
 };
 
@@ -225,7 +228,7 @@ class PADDLE_API OrderedContextsGuard {
   // meanwhile.
   const ContextPairs pairs_;
   const ThreadContexts* const outer_;
-  const ThreadContextGuard* const outer_hidden_guard_;
+  const uint64_t outer_hidden_guards_;
   DeviceContext* const outer_host_;
 };
 

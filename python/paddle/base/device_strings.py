@@ -37,7 +37,7 @@ from . import core
 from .device_counts import device_count, device_names
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable, Sequence
 
 __all__ = []
 
@@ -102,6 +102,12 @@ class DeviceTypeError(TypeError, ValueError):
     """The error for a value whose type cannot be a device."""
 
 
+# In Paddle 3.3.0, the classes of streams raise a RuntimeError for a type and an
+# IndexError for an index. Other functions raise a ValueError.
+class MissingDeviceError(RuntimeError, IndexError, ValueError):
+    """The error for a device of a stream or an event that does not exist."""
+
+
 def error_of_type(device: object) -> DeviceTypeError:
     """
     Returns the error for a value that cannot be a device, or for a place that
@@ -142,6 +148,37 @@ def checked_place(device: object) -> core.Place:
     return device if concrete is UNSET else concrete
 
 
+def _error_of_integer(what: str, value: object) -> DeviceTypeError:
+    return DeviceTypeError(
+        with_devices(
+            f"{what} must be an integer, but received {value!r} of type "
+            f"{type(value).__name__}."
+        )
+    )
+
+
+def error_of_index(index: object) -> DeviceTypeError:
+    """
+    Returns the error for a value that is neither an index nor a place of the
+    type that the function is for.
+    """
+    if isinstance(index, core.Place):
+        return error_of_type(index)
+    return _error_of_integer("A device index", index)
+
+
+def checked_count(count: int) -> int:
+    """
+    Returns `count`, a number of devices.
+
+    Raises:
+        DeviceTypeError: it is not an integer.
+    """
+    if not hasattr(type(count), "__index__"):
+        raise _error_of_integer("The number of devices", count)
+    return count
+
+
 def checked_index(index: int) -> int:
     """
     Returns `index`, a device index, as an int.
@@ -156,12 +193,7 @@ def checked_index(index: int) -> int:
     except TypeError:
         number = None
     if number is None:
-        raise DeviceTypeError(
-            with_devices(
-                "A device index must be an integer, but received "
-                f"{index!r} of type {type(index).__name__}."
-            )
-        )
+        raise _error_of_integer("A device index", index)
     if number < 0:
         raise _error(
             f"A device index must be 0 or more, but received {index!r}."
@@ -264,6 +296,40 @@ def split(device: str) -> tuple[str, int | None]:
     return kind, parse_index(index, device) if colon else None
 
 
+def error_of_plugin_type(kind: object) -> ValueError:
+    """Returns the error for a value that is not the type of a plugin's
+    devices."""
+    if not isinstance(kind, str):
+        return DeviceTypeError(
+            with_devices(
+                "The device type must be a name, but received "
+                f"{kind!r} of type {type(kind).__name__}."
+            )
+        )
+    return MissingDeviceError(
+        with_devices(
+            "The device type must be one that a plugin registered, without an "
+            f"index, but received {kind!r}."
+        )
+    )
+
+
+def plugin_type(kind: str) -> str:
+    """
+    Returns the type of a plugin's devices that `kind` names.
+
+    Raises:
+        DeviceTypeError: `kind` is not a string.
+        MissingDeviceError: no plugin here registered the type.
+    """
+    if isinstance(kind, str):
+        custom_types = core.get_all_custom_device_type() or []
+        for name in (kind.strip(), kind.strip().lower()):
+            if name in custom_types:
+                return name
+    raise error_of_plugin_type(kind)
+
+
 def _type_of_any_machine(
     name: str, device: str, of_any_machine: Collection[str]
 ) -> str:
@@ -320,23 +386,25 @@ def device_of_operators(device: str) -> str:
     """
     Returns the name that operators keep of the device for
     `static.device_guard`. The device need not exist here. The name "" means any
-    device.
+    device, and the index "all", as in "gpu:all", every stage of a pipeline.
 
     Raises:
         DeviceTypeError: `device` is not a string.
-        ValueError: there is no such type, or the index is not a number.
+        ValueError: there is no such type, or the index is neither a number nor
+            "all".
     """
     if not isinstance(device, str):
         raise error_of_type(device)
     if not device:
         return device
-    name, index = split(device)
+    name, colon, index = device.strip().partition(":")
     kind = _type_of_any_machine(name, device, ("cpu", "gpu", "dcu", "xpu"))
-    if index is None:
+    if not colon:
         return kind
     if kind == "cpu":
         raise _error_of_cpu_index(device)
-    return f"{kind}:{index}"
+    number = index if index == "all" else parse_index(index, device)
+    return f"{kind}:{number}"
 
 
 def _error_of_cpu_index(device: str) -> ValueError:
@@ -352,6 +420,18 @@ def _check_is_compiled(kind: str, device: str) -> None:
             f"The device {device!r} cannot be used, since this PaddlePaddle is "
             f"not compiled with {toolkit}."
         )
+
+
+def indices_in(variable: str, value: str) -> list[int]:
+    """
+    Returns the device indices that an environment variable lists.
+
+    Raises:
+        ValueError: one is not a number.
+    """
+    return [
+        parse_index(index, f"{variable}={value}") for index in value.split(",")
+    ]
 
 
 def selected_index(kind: str) -> int:
@@ -404,6 +484,27 @@ def _place_among(kind: str, device: str | int | core.Place) -> core.Place:
     """Returns the place of `device`. An index is one of a device of `kind`."""
     name = name_of_index(device, kind) if isinstance(device, int) else device
     return place_of(name) if isinstance(name, str) else checked_place(name)
+
+
+def places_of_type(
+    kind: str,
+    indices: int | Sequence[int] | None,
+    all_indices: Callable[[], Iterable[int]],
+) -> list[core.Place]:
+    """
+    Returns the places for functions that list devices of one type, "gpu" or
+    "xpu": those with the given indices, or with all.
+
+    Raises:
+        DeviceTypeError: see `checked_index`.
+        ValueError: a device does not exist.
+    """
+    if indices is None:
+        _check_is_compiled(kind, kind)
+        indices = all_indices()
+    elif not isinstance(indices, (list, tuple)):
+        indices = [indices]
+    return [place_of(name_of_index(index, kind)) for index in indices]
 
 
 def _first_custom_type() -> str:

@@ -74,6 +74,10 @@ _FAILURE = "!"
 _NOT_YET = "?"
 _LONGEST_INTERVAL = datetime.timedelta(seconds=0.5)
 
+# In an error text of a machine's group: why one of its ranks has failed, with
+# rank numbers of the whole group. The group keeps the first 1015 bytes.
+_REASON = re.compile("\x02(.*)\x03", re.DOTALL)
+_REASON_BYTES = 1000
 # A rank in the error texts of a machine's group.
 _RANK = re.compile(r"\b([Rr]ank |root )(\d+)\b")
 
@@ -163,6 +167,12 @@ def _as_bytes(text: str) -> Tensor:
 
 def _as_text(data: Tensor) -> str:
     return data.numpy().tobytes().decode(errors="replace").strip()
+
+
+def _as_reason(text: str) -> str:
+    """Returns a text that `_REASON` finds in an error."""
+    kept = text.encode()[:_REASON_BYTES].decode(errors="ignore")
+    return f"\x02{kept}\x03"
 
 
 def _begin_to_gather(
@@ -377,8 +387,8 @@ class HierarchicalGroup(PythonProcessGroup):
     the other machine's rank, so it does not wait for other operations. These
     run one at a time, in call order, on a group thread.
     The first error fails the group: later operations raise it too. The other
-    ranks of this machine get an error immediately, because this rank leaves the
-    local group. Operations on other machines fail when this machine's leader
+    ranks of this machine get it immediately, because this rank aborts the local
+    group. Operations on other machines fail when this machine's leader
     reports the failure, reports that it leaves, or dies.
 
     Leaders exchange texts repeatedly, also between operations, until the texts
@@ -424,8 +434,8 @@ class HierarchicalGroup(PythonProcessGroup):
         self._interval = min(timeout / 4, _LONGEST_INTERVAL)
         self._process = os.getpid()
         self._failure: str | None = None
-        self._mutex = threading.Lock()
-        self._left = False  # guarded by _mutex, so that None is the last call
+        # No lock guards it: a signal handler may call `leave` in `_enqueue`.
+        self._left = False
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run_calls, daemon=True)
         self._thread.start()
@@ -446,8 +456,7 @@ class HierarchicalGroup(PythonProcessGroup):
         """
         if os.getpid() != self._process:
             return
-        with self._mutex:
-            self._left = True
+        self._left = True
         # Now the errors of operations in flight can say that this rank left.
         self._local.leave()
         self._transfers.close(self._text_of_leaving())
@@ -511,6 +520,8 @@ class HierarchicalGroup(PythonProcessGroup):
     def _with_group_ranks(self, error: Exception) -> str:
         """Returns the text of an error of this machine's group with the ranks
         of the whole group."""
+        if (reason := _REASON.search(str(error))) is not None:
+            return reason[1]
         here = self.topology.ranks_here()
 
         def replaced(match: re.Match) -> str:
@@ -842,10 +853,14 @@ class HierarchicalGroup(PythonProcessGroup):
         operations with the same description."""
         enforce_not_forked(self._process)
         task = Task(sync_op)
-        with self._mutex:
-            if self._left:
-                raise RuntimeError(self._text_of_leaving())
-            self._calls.put((task, description, operation))
+        if self._left:
+            raise RuntimeError(self._text_of_leaving())
+        self._calls.put((task, description, operation))
+        if self._left:
+            # The group thread may have ended without this call.
+            self._thread.join()
+            if not task.is_completed():
+                task.end(self._text_of_leaving())
         if sync_op:
             task.wait()
         return task
@@ -906,7 +921,8 @@ class HierarchicalGroup(PythonProcessGroup):
         )
         if self._links is not None and not isinstance(error, _SharedError):
             self._links.send_failure(text)
-        # Leaving makes the other ranks of this machine fail immediately.
+        # Makes the other ranks of this machine fail immediately.
+        self._local.abort(_as_reason(text))
         self._local.leave()
         self._transfers.close(self._failure)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable
@@ -24,9 +25,11 @@ from typing import TYPE_CHECKING, Any, Callable
 import paddle
 from paddle.base import core
 
+from .exact_operators import exact_operators
 from .python_process_group import (
     PythonProcessGroup,
     enforce_dense,
+    enforce_not_forked,
     longest_wait,
 )
 
@@ -100,6 +103,9 @@ class _Exchange:
     def __init__(self, size: int, timeout: float):
         self.size = size
         self.timeout = timeout
+        # A child of a fork has none of the other threads, and the lock below
+        # may be locked in it.
+        self.process = os.getpid()
         # Guards the members below and all operations.
         self._changed = threading.Condition()
         # The key counts the operations of a rank.
@@ -277,7 +283,8 @@ class ThreadProcessGroup(PythonProcessGroup):
         function = getattr(paddle, _FUNCTIONS[op])
         place, part = tensor.place, tensor
         if tensor.dtype in (paddle.float16, paddle.bfloat16):
-            part = tensor.astype("float32")
+            with exact_operators():
+                part = tensor.astype("float32")
 
         def combine(one: Tensor, other: Tensor) -> Tensor:
             return _completed(
@@ -305,7 +312,7 @@ class ThreadProcessGroup(PythonProcessGroup):
         enforce_dense(self._kind, tensor)
         return self._start(
             f"broadcast from rank {source} of {_description(tensor)}",
-            _completed(tensor.clone()) if self._rank == source else None,
+            _copied(tensor) if self._rank == source else None,
             _part_of_source,
             lambda value: tensor.copy_(value, True),
             sync_op,
@@ -319,7 +326,7 @@ class ThreadProcessGroup(PythonProcessGroup):
         enforce_dense(self._kind, output)
         if self._rank == source:
             self._enforce_one_per_rank(call, tensors, output)
-            parts = [_completed(tensor.clone()) for tensor in tensors]
+            parts = [_copied(tensor) for tensor in tensors]
         return self._start(
             call,
             parts,
@@ -397,7 +404,7 @@ class ThreadProcessGroup(PythonProcessGroup):
     ) -> _Task:
         return self._start(
             call,
-            [_completed(tensor.clone())],
+            [_copied(tensor)],
             operator.add,
             take,
             sync_op,
@@ -411,13 +418,17 @@ class ThreadProcessGroup(PythonProcessGroup):
         take: Callable[[Any], None],
         sync_op: bool,
     ) -> _Task:
-        found = self._exchange.begin(self._rank, self._number, call)
-        self._number += 1
+        enforce_not_forked(self._exchange.process)
         try:
-            with paddle.no_grad():
+            # In `try`: the other ranks wait forever for a rank that has begun.
+            found = self._exchange.begin(self._rank, self._number, call)
+            self._number += 1
+            with exact_operators():
                 self._exchange.combine(found, self._rank, part, combine)
         except BaseException as error:
-            self._exchange.fail(f"Rank {self._rank} failed in {call}: {error}")
+            self._exchange.fail(
+                f"Rank {self._rank} failed in {call}: {error!r}"
+            )
             raise
         return _Task(self._exchange, found, take, sync_op)
 
@@ -443,6 +454,7 @@ class _Task:
         After a timeout the operation continues. A timeout of zero means no
         timeout, as with processes.
         """
+        enforce_not_forked(self._exchange.process)
         seconds = longest_wait(timeout)
         if self._take is not None:
             if not self._exchange.wait(self._operation, seconds):
@@ -454,6 +466,7 @@ class _Task:
         self.wait()
 
     def is_completed(self) -> bool:
+        enforce_not_forked(self._exchange.process)
         if self._take is not None and self._exchange.is_done(self._operation):
             self._end()
         return self._take is None
@@ -462,7 +475,7 @@ class _Task:
         return self._sync_op
 
     def _end(self) -> None:
-        with paddle.no_grad():
+        with exact_operators():
             self._take(self._operation.result)
         self._take = None
 
@@ -490,6 +503,11 @@ def _moved(tensor: Tensor, place: Place) -> Tensor:
     return tensor if tensor.place == place else tensor._copy_to(place, True)
 
 
+def _copied(tensor: Tensor) -> Tensor:
+    """Returns a complete copy, which other threads may read on any stream."""
+    return tensor._copy_to(tensor.place, True)
+
+
 def _completed(tensor: Tensor) -> Tensor:
     """Returns a complete tensor, which other threads may read on any stream.
 
@@ -497,4 +515,4 @@ def _completed(tensor: Tensor) -> Tensor:
     """
     if tensor.place.is_cpu_place():
         return tensor
-    return tensor._copy_to(tensor.place, True)
+    return _copied(tensor)

@@ -115,9 +115,7 @@ class PredictorPool:
             self._idle = native.IdlePredictors(size)
             self._input_shapes = first._input_shapes()
             self._input_types = _input_types(config, first)
-        # The retrieved predictors: whether each still has to be replaced,
-        # because its last run failed.
-        self._retrieved: dict[int, bool] = {}
+        self._retrieved: dict[int, Predictor] = {}
 
     def retrieve(self, idx: int) -> Predictor:
         """
@@ -143,7 +141,9 @@ class PredictorPool:
                 f"{len(self._predictors)}. Pass an index from 0 to "
                 f"{len(self._predictors) - 1}."
             )
-        if self._idle is not None and idx not in self._retrieved:
+        if self._idle is None:
+            return self._predictors[idx]
+        if idx not in self._retrieved:
             has_failed = self._idle.remove(idx)
             if has_failed is None:
                 raise RuntimeError(
@@ -151,11 +151,12 @@ class PredictorPool:
                     " predict() is using it. Retrieve predictors before the "
                     "first predict(), or use only predict()."
                 )
-            self._retrieved[idx] = has_failed
-        if self._retrieved.get(idx):
-            self._replace(idx)
-            self._retrieved[idx] = False
-        return self._predictors[idx]
+            predictor = self._predictors[idx]
+            if has_failed:
+                predictor = predictor.clone()
+            # Other threads may be here, too. All get the same one.
+            self._predictors[idx] = self._retrieved.setdefault(idx, predictor)
+        return self._retrieved[idx]
 
     def predict(
         self,

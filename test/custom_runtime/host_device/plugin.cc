@@ -530,9 +530,10 @@ void FillInterface(C_DeviceInterface* interface) {
 }
 
 // Prints an error and returns nullopt if the variable is set but is not a
-// decimal number from 1 to `max`.
+// decimal number from `min` to `max`.
 std::optional<size_t> ReadVariable(const char* name,
                                    size_t fallback,
+                                   size_t min,
                                    size_t max) {
   const char* const text = std::getenv(name);
   if (text == nullptr) return fallback;
@@ -540,9 +541,15 @@ std::optional<size_t> ReadVariable(const char* name,
   size_t value = 0;
   const auto [rest, error] = std::from_chars(text, end, value);
   const bool is_number = error == std::errc() && rest == end;
-  if (is_number && 1 <= value && value <= max) return value;
-  PrintError(
-      "no devices: ", name, " is \"", text, "\", not a number from 1 to ", max);
+  if (is_number && min <= value && value <= max) return value;
+  PrintError("no devices: ",
+             name,
+             " is \"",
+             text,
+             "\", not a number from ",
+             min,
+             " to ",
+             max);
   return std::nullopt;
 }
 
@@ -560,10 +567,10 @@ void ResetInChild() {
 // Paddle ignores a plugin that sets no device type.
 [[gnu::visibility("default")]] void InitPlugin(CustomRuntimeParams* params) {
   PADDLE_CUSTOM_RUNTIME_CHECK_VERSION(params);
-  const auto count = ReadVariable("HOST_DEVICE_COUNT", 4, 16);
+  const auto count = ReadVariable("HOST_DEVICE_COUNT", 4, 1, 16);
   const auto memory = ReadVariable(
-      "HOST_DEVICE_MEMORY", size_t{1} << 30, host_device::kMaxMemory);
-  const auto delay = ReadVariable("HOST_DEVICE_DELAY", 0, kMaxDelay);
+      "HOST_DEVICE_MEMORY", size_t{1} << 30, 1, host_device::kMaxMemory);
+  const auto delay = ReadVariable("HOST_DEVICE_DELAY", 0, 0, kMaxDelay);
   if (!count || !memory || !delay) return;
   // Only once, although tests call this function repeatedly.
   static const int fork_handlers =

@@ -76,11 +76,13 @@ bool HasEnded(const ProcessStart& start) {
 
 GroupStore::GroupStore(std::shared_ptr<Store> store,
                        std::string prefix,
-                       std::chrono::milliseconds timeout)
+                       std::chrono::milliseconds timeout,
+                       std::function<void()> check_interrupt)
     : store_(std::move(store)),
       prefix_(std::move(prefix)),
       timeout_(timeout),
-      deadline_(std::chrono::steady_clock::now() + timeout) {}
+      deadline_(std::chrono::steady_clock::now() + timeout),
+      check_interrupt_(std::move(check_interrupt)) {}
 
 void GroupStore::Watch(std::vector<WatchedRank> ranks) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -129,6 +131,7 @@ void GroupStore::set(const std::string& key,
 bool GroupStore::check(const std::string& key) {
   const bool is_set = NameDead([&] { return store_->check(prefix_ + key); });
   if (is_set) return true;
+  if (check_interrupt_) check_interrupt_();
   std::lock_guard<std::mutex> lock(mutex_);
   if (!ranks_.empty()) ThrowIfRankDied(ranks_[next_++ % ranks_.size()]);
   return false;

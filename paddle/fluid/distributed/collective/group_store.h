@@ -16,6 +16,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -52,11 +53,15 @@ using WatchedRank = std::tuple<int, uint32_t, uint64_t>;
 // It waits for keys until a deadline, which is `timeout` after its creation, or
 // until it finds that a watched rank has died. As thread-safe as the underlying
 // store.
+//
+// `check_interrupt` is called whenever a key is not set yet. It may throw,
+// which ends the wait, and may be empty.
 class GroupStore : public phi::distributed::Store {
  public:
   GroupStore(std::shared_ptr<phi::distributed::Store> store,
              std::string prefix,
-             std::chrono::milliseconds timeout);
+             std::chrono::milliseconds timeout,
+             std::function<void()> check_interrupt = {});
 
   // Watches these ranks, and no others, from now on. They must be in processes
   // of this machine.
@@ -88,6 +93,7 @@ class GroupStore : public phi::distributed::Store {
   const std::string prefix_;
   const std::chrono::milliseconds timeout_;
   const std::chrono::steady_clock::time_point deadline_;
+  const std::function<void()> check_interrupt_;
   std::mutex mutex_;
   std::vector<WatchedRank> ranks_;  // guarded by mutex_
   size_t next_ = 0;                 // guarded by mutex_

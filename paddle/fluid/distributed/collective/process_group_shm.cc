@@ -643,6 +643,16 @@ void ProcessGroupShm::Leave() {
   for (OperationQueue* queue : queues) queue->Stop();
 }
 
+void ProcessGroupShm::Abort(const std::string& reason) {
+  if (IsForked()) return;
+  std::shared_ptr<JoinedGroup> joined;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    joined = joined_;
+  }
+  if (joined) joined->memory->Abort(rank_, reason);
+}
+
 std::shared_ptr<ProcessGroupShm::JoinedGroup> ProcessGroupShm::joined() const {
   std::lock_guard<std::mutex> lock(mutex_);
   PADDLE_ENFORCE_NOT_NULL(joined_,

@@ -120,6 +120,10 @@ class ProcessGroupShm : public ProcessGroup {
   // operations in flight fail. Frees the group's memory. Later calls, and calls
   // in a child of fork, have no effect.
   void Leave();
+  // Fails the group for this reason, unless it has already failed: operations
+  // in flight and later ones raise it on all ranks. Has no effect after Leave
+  // and in a child of fork.
+  void Abort(const std::string& reason);
 
   phi::DeviceContext* GetDeviceContext(const phi::Place& place) const override;
   phi::DeviceContext* GetDeviceContext(const phi::Place& place,

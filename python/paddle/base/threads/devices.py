@@ -31,9 +31,9 @@ uses one of two kinds of tracer:
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Callable
 
 from paddle.base import core, framework
 
@@ -43,6 +43,7 @@ from .thread_value import UNSET, MainThreadValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from paddle.base.dygraph.tracer import Tracer
 
@@ -212,7 +213,7 @@ def operators_on(place: core.Place) -> Iterator[None]:
 
 
 @contextmanager
-def temporary_mode() -> Iterator[None]:
+def _temporary_mode() -> Iterator[None]:
     """
     A context in which the main thread may change the graph mode without
     affecting new threads. Does nothing on other threads. Thread-safe.
@@ -227,6 +228,24 @@ def temporary_mode() -> Iterator[None]:
         yield
     finally:
         mode_is_temporary = previous
+
+
+def static_mode_is_temporary(
+    guard: Callable[[Tracer | None], AbstractContextManager[None]],
+) -> Callable[[Tracer | None], AbstractContextManager[None]]:
+    """
+    Decorates a context manager that sets the tracer of the calling thread. On
+    the main thread, static graph mode, in which the tracer is None, then has no
+    effect on new threads. The decorated context manager is thread-safe.
+    """
+
+    @contextmanager
+    def temporary_guard(tracer: Tracer | None) -> Iterator[None]:
+        mode = _temporary_mode() if tracer is None else nullcontext()
+        with mode, guard(tracer):
+            yield
+
+    return temporary_guard
 
 
 @fork.run_in_child(fork.Step.TRACER)

@@ -24,6 +24,7 @@ through C++, which would pack it while another thread is inside one.
 from __future__ import annotations
 
 import atexit
+import functools
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -88,6 +89,24 @@ def _innermost() -> Hooks | None:
     return next((hooks for hooks, applies in entered if applies), None)
 
 
+def _enables_gradients_after_an_error(hook: Callable) -> Callable:
+    """
+    Decorates a function that C++ calls without gradients while it records or
+    runs operators. C++ enables them again only if the function returns.
+    """
+
+    @functools.wraps(hook)
+    def hook_of_operators(argument: Any) -> Any:
+        try:
+            return hook(argument)
+        except BaseException:
+            core._set_has_grad(True)
+            raise
+
+    return hook_of_operators
+
+
+@_enables_gradients_after_an_error
 def _pack(tensor: Tensor) -> _Packed | _Kept:
     global _is_permanent
     hooks = _innermost()
@@ -98,6 +117,7 @@ def _pack(tensor: Tensor) -> _Packed | _Kept:
     return _Packed(hooks.pack_hook(tensor), hooks.unpack_hook)
 
 
+@_enables_gradients_after_an_error
 def _unpack(packed: _Packed | _Kept) -> Tensor:
     if isinstance(packed, _Packed):
         return packed.unpack(packed.value)
@@ -113,7 +133,7 @@ def _get_container(context: Any) -> Any:
     try:
         return context._saved_without_hooks
     except AttributeError:
-        return core.eager.PyLayer.container.__get__(context)
+        return _call_in_its_mode(core.eager.PyLayer.container.__get__, context)
 
 
 def _set_container(context: Any, tensors: Any) -> None:
@@ -122,7 +142,18 @@ def _set_container(context: Any, tensors: Any) -> None:
         # C++ would pack it while another thread is inside a context.
         context._saved_without_hooks = tensors
     else:
-        core.eager.PyLayer.container.__set__(context, tensors)
+        _call_in_its_mode(
+            core.eager.PyLayer.container.__set__, context, tensors
+        )
+
+
+def _call_in_its_mode(function: Callable, *args: Any) -> Any:
+    # A PyLayer may run without gradients, and a hook may raise an error.
+    mode = core._has_grad()
+    try:
+        return function(*args)
+    finally:
+        core._set_has_grad(mode)
 
 
 # The attribute of a PyLayer's context with what the PyLayer saves.

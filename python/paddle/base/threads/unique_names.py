@@ -65,7 +65,7 @@ class PerThreadNamespace:
 
     def __reduce_ex__(self, protocol: int) -> Any:
         # copy.copy and pickle get the thread's generator; copy.copy shares its
-        # counters, as on stock.
+        # counters, as before.
         return copy.copy, (self._function.get(),)
 
     def swap(self, function: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -92,7 +92,17 @@ class PerThreadNamespace:
 
     @contextmanager
     def guard(self, function: Callable[[str], Any]) -> Iterator[None]:
-        """Makes the calling thread use `function` inside the context."""
+        """
+        Makes the calling thread use `function` inside the context.
+
+        Raises:
+            RuntimeError: the context is left on a thread that has not entered
+                it.
+        """
+        # Not above: that file imports Paddle's, which import this one.
+        from .device_guards import Guard
+
+        entered = Guard("unique_name.guard")
         function = _unwrap(function)
         previous = self._function.get_local()
         process = self._function.process
@@ -100,9 +110,10 @@ class PerThreadNamespace:
         try:
             yield
         finally:
-            if self._function.get_local() is UNSET:
-                self._function.process = process
-            self._function.set_local(previous)
+            if entered.left_by_owner():
+                if self._function.get_local() is UNSET:
+                    self._function.process = process
+                self._function.set_local(previous)
 
 
 def _unwrap(function: Callable[[str], Any]) -> Callable[[str], Any]:

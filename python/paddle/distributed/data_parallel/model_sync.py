@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import paddle
 import paddle.distributed as dist
+from paddle.distributed.exact_operators import exact_operators
 
 from .communication import gather, gather_texts
 
@@ -74,6 +75,7 @@ def _difference(first: str, other: str, rank: int) -> str:
     )
 
 
+@exact_operators()
 def broadcast_buffers(layer: Layer, group: Group, source: int) -> None:
     """Broadcasts the buffers of rank `source` of the group to all ranks."""
     by_type: dict[object, list[Tensor]] = {}

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import paddle
 import paddle.distributed as dist
 from paddle.base.dygraph.backward_end import at_end_of_backward
+from paddle.distributed.exact_operators import exact_operators
 
 from .buckets import Bucket, assign_buckets
 from .communication import allreduce_hook, broadcast_first, gather, timeout_of
@@ -560,6 +561,7 @@ class Reducer:
             index, self._options.gradient_as_bucket_view
         )
 
+    @exact_operators()
     def _start_full_buckets(self, including_delayed: bool) -> None:
         while self._started < len(self._buckets):
             bucket = self._buckets[self._started]
@@ -625,7 +627,7 @@ class Reducer:
 
     def _complete(self) -> None:
         """Averages the remaining buckets, and sets the gradients."""
-        with paddle.no_grad():
+        with exact_operators():
             if self._is_learning:
                 self._learn()
             elif not self._finds_unused_in_each_step and self._unused is None:
@@ -650,7 +652,7 @@ class Reducer:
         This is for a rank that has no inputs left.
         """
         self._start_step()
-        with paddle.no_grad():
+        with exact_operators():
             for bucket in self._buckets:
                 bucket.take_zeros()
             self._used_locally = [False] * len(self._parameters)
@@ -772,6 +774,7 @@ class Reducer:
             )
         )
 
+    @exact_operators()
     def _set_buckets(self, parts: Sequence[list[int]]) -> None:
         """Replaces the buckets by new ones with these parameters."""
         last_with_hook = max(

@@ -270,8 +270,7 @@ class ReducerMethods:
         if self.training and self._broadcast_buffers:
             from .model_sync import broadcast_buffers
 
-            with paddle.no_grad():
-                broadcast_buffers(self._layers, self.group, source)
+            broadcast_buffers(self._layers, self.group, source)
 
     def _take_part_without_inputs(self, source: int) -> None:
         """Communicates like the other ranks in a step."""

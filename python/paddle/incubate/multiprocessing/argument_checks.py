@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+from numbers import Integral, Real
 
 __all__ = []
 
@@ -30,4 +30,21 @@ def check_count(name: str, count: int, least: int) -> None:
     if count < least:
         raise ValueError(
             f"`{name}` must be at least {least}, but received {count}."
+        )
+
+
+def check_seconds(
+    name: str, seconds: float | None, optional: bool = True
+) -> None:
+    """
+    Raises TypeError if an argument is not a number, nor None if it is
+    `optional`, and ValueError if it is NaN.
+    """
+    if seconds is None and optional:
+        return
+    is_number = isinstance(seconds, Real)
+    if not is_number or seconds != seconds:
+        raise (ValueError if is_number else TypeError)(
+            f"`{name}` must be {'None or ' if optional else ''}a number of "
+            f"seconds, but received {seconds!r}."
         )

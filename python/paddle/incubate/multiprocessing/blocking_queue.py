@@ -22,10 +22,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from numbers import Real
 from typing import Generic, TypeVar
 
-from .argument_checks import check_count
+from .argument_checks import check_count, check_seconds
 from .worker_thread import Waiters, wait_for
 
 __all__ = []
@@ -250,14 +249,10 @@ if hasattr(os, "register_at_fork"):
 def deadline_after(timeout: float | None) -> float | None:
     """Returns the end of a timeout, or None for None. Raises TypeError if the
     timeout is not a number, and ValueError if it is negative or NaN."""
+    check_seconds("timeout", timeout)
     if timeout is None:
         return None
-    if not isinstance(timeout, Real):
-        raise TypeError(
-            "A timeout must be None or a number of seconds, but received "
-            f"{timeout!r}."
-        )
-    if not timeout >= 0:
+    if timeout < 0:
         raise ValueError(
             f"A timeout must be at least 0 seconds, but received {timeout}."
         )

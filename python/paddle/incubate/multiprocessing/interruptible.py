@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Callable, TypeVar
 
 from paddle.base import core
 
+from .argument_checks import check_seconds
 from .blocking_queue import deadline_after, remaining_until
 from .worker_thread import Waiters, wait_for
 
@@ -98,7 +99,12 @@ class InterruptibleEvent:
 
         Returns:
             bool: True if the event was set, False after the timeout.
+
+        Raises:
+            TypeError: the timeout is not a number.
+            ValueError: the timeout is NaN.
         """
+        check_seconds("timeout", timeout)
         last_set = self._last_set
         return wait_for(
             self._waiters,
@@ -153,9 +159,11 @@ class InterruptibleLock:
             bool: whether the calling thread now holds the lock.
 
         Raises:
-            ValueError: the timeout is negative or not a number, or ``blocking``
-                is False and there is a timeout.
+            TypeError: the timeout is not a number.
+            ValueError: the timeout is negative or NaN, or ``blocking`` is False
+                and there is a timeout.
         """
+        check_seconds("timeout", timeout, optional=False)
         if not blocking and timeout == -1:
             return self._lock.acquire(blocking=False)
         if not blocking:
@@ -163,7 +171,7 @@ class InterruptibleLock:
                 "acquire(blocking=False) does not wait, but received timeout="
                 f"{timeout}. Pass blocking=True to wait, or no timeout."
             )
-        if timeout != -1 and not timeout >= 0:
+        if timeout != -1 and timeout < 0:
             raise ValueError(
                 "The timeout of a lock must be at least 0 seconds, or -1 for "
                 f"no limit, but received {timeout}."
@@ -220,7 +228,8 @@ def wait_for_result(future: Future[T], timeout: float | None = None) -> T:
     Raises:
         concurrent.futures.TimeoutError: there was no result within the timeout.
         concurrent.futures.CancelledError: the future was cancelled.
-        TypeError: the argument is not a future.
+        TypeError: the argument is not a future, or the timeout not a number.
+        ValueError: the timeout is NaN.
         BaseException: the exception of the future.
 
     Examples:
@@ -237,6 +246,7 @@ def wait_for_result(future: Future[T], timeout: float | None = None) -> T:
             "The argument of wait_for_result must be a "
             f"concurrent.futures.Future, but received {future!r}."
         )
+    check_seconds("timeout", timeout)
     waiters = _waiters_of.get(future)
     if waiters is None:
         # One callback for all calls, because callbacks cannot be removed.

@@ -165,7 +165,8 @@ class ProcessContext:
                 process.
             ProcessExitedException: a process was killed, or exited with a code
                 other than 0.
-            ValueError: a time is not a number.
+            TypeError: a time is not a number.
+            ValueError: a time is NaN.
 
         Examples:
             .. code-block:: python
@@ -180,7 +181,7 @@ class ProcessContext:
                 >>> print(context.join())
                 True
         """
-        from .spawn_arguments import check_seconds
+        from .argument_checks import check_seconds
 
         check_seconds("timeout", timeout)
         check_seconds("grace_period", grace_period)

@@ -15,9 +15,7 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
-import numbers
 import signal
 import sys
 from collections.abc import Sequence
@@ -77,16 +75,6 @@ def check_call(fn: Callable, args: tuple, count: int, name: str) -> None:
             f"(x,), but received {type(args).__name__}."
         )
     check_count(name, count, 0)
-
-
-def check_seconds(name: str, seconds: float | None) -> None:
-    if seconds is None:
-        return
-    if not isinstance(seconds, numbers.Real) or math.isnan(seconds):
-        raise ValueError(
-            f"`{name}` must be None or a number of seconds, but received "
-            f"{seconds!r}."
-        )
 
 
 def devices_of_ranks(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import paddle
 
 from . import spawn_arguments
+from .argument_checks import check_seconds
 from .worker_thread import WorkerThread
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ class ThreadGroup:
         Raises:
             BaseException: the earliest exception that the function raised in a
                 thread, with its traceback.
-            ValueError: the timeout is not a number.
+            TypeError: the timeout is not a number.
+            ValueError: the timeout is NaN.
 
         Examples:
             .. code-block:: python
@@ -109,7 +111,7 @@ class ThreadGroup:
                 >>> print(group.join())
                 True
         """
-        spawn_arguments.check_seconds("timeout", timeout)
+        check_seconds("timeout", timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         remaining = None
         for thread in self.threads:

@@ -36,6 +36,7 @@ from paddle.base.threads.host_context import (
     is_available as has_generators,
 )
 
+from .argument_checks import check_seconds
 from .caller_modes import modes_of_caller
 
 if TYPE_CHECKING:
@@ -367,7 +368,10 @@ class WorkerThread(threading.Thread):
                 object is dropped, or when Python exits.
             RuntimeError: the thread was not started, is the calling thread, or
                 was started before this process was forked.
+            TypeError: the timeout is not a number.
+            ValueError: the timeout is NaN.
         """
+        check_seconds("timeout", timeout)
         self._enforce_same_process()
         self._wait_until_ended(timeout)
         if self._error is not None:
@@ -433,8 +437,10 @@ class WorkerThread(threading.Thread):
                 if time.monotonic() >= end:
                     break
             if timeout is not None:
-                left = max(0, end - time.monotonic())
-                timeout = min(left, threading.TIMEOUT_MAX)
+                timeout = max(0, end - time.monotonic())
+        if timeout is not None:
+            # Thread.join accepts no longer timeout.
+            timeout = min(timeout, threading.TIMEOUT_MAX)
         super().join(timeout)
 
     def _wait_for(

@@ -64,7 +64,7 @@ class EpochProgress:
                     raise RuntimeError(
                         "The workers of the DataLoader ended before the next "
                         "epoch began, because one of them failed or was "
-                        "killed; its error was logged. Iterate over the loader "
-                        "again to start new ones."
-                    )
+                        "killed. Iterate over the loader again to start new "
+                        "ones."
+                    ) from vars(iterator).pop("_error", None)
                 self._changed.wait(_CHECK_S)

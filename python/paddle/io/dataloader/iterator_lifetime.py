@@ -161,12 +161,15 @@ def end_after_error(iterator: Any) -> None:
 def end_dropped(iterator: Any) -> None:
     """Does the work of the `__del__` of `iterator`."""
     attributes = vars(iterator)
-    if attributes.get("_shutdown", True):
-        return
-    if iterator._process != os.getpid():
+    if attributes.get("_process", os.getpid()) != os.getpid():
         # The workers belong to the parent. The destructors of the queues and
         # of the reader would wait for threads that this process does not have.
         _keep_forever(attributes)
+        return
+    if attributes.get("_shutdown", True):
+        # Now, in case that a reference cycle, for example of an error, keeps
+        # the attributes until a forked child collects it.
+        attributes.pop("_reader", None)
         return
     if hasattr(iterator, "_workers"):
         # An error of a worker matters to nobody now.

@@ -19,6 +19,7 @@ import contextlib
 import functools
 import os
 import threading
+import traceback
 from typing import TYPE_CHECKING, Any, Callable
 
 from .interruption import woken_when_stopped
@@ -44,6 +45,9 @@ class Turns:
         self._owner: int | None = None
         # Threads that wait to begin an epoch, which precede all others.
         self._beginning: set[int] = set()
+        # The thread to which the last call raised an error, and the error. Not
+        # the exception, whose traceback refers to the iterator.
+        self._failure: tuple[int, str] | None = None
 
     def __enter__(self) -> None:
         with self._changed:
@@ -74,6 +78,24 @@ class Turns:
                 self._changed.notify_all()
         with self:
             yield
+
+    def set_error(self, error: BaseException | None) -> None:
+        """Records what the call whose turn it is raises. Without `error`, the
+        epoch has not ended."""
+        self._failure = error and (
+            threading.get_ident(),
+            "".join(traceback.format_exception_only(error)).rstrip(),
+        )
+
+    def enforce_complete(self) -> None:
+        """Raises RuntimeError if an error has ended the epoch and was raised to
+        another thread: this one must not take it for the end of the data."""
+        if self._failure is None or self._failure[0] == threading.get_ident():
+            return
+        raise RuntimeError(
+            "The epoch of this DataLoader iterator is not complete: next() "
+            f"raised an error on another thread. {self._failure[1]}"
+        ) from None
 
     def _is_free(self) -> bool:
         thread = threading.get_ident()
@@ -121,13 +143,14 @@ def begin_epoch(iterator: Any) -> bool:
     """
     Begins another epoch of an iterator with persistent workers. Threads that
     read the iterator at this time continue with the new epoch: it is one
-    iterator for all epochs. Returns False if the iterator has ended. An error
-    ends it.
+    iterator for all epochs. Returns False if the iterator has ended, or cannot
+    begin another epoch. An error ends it.
     """
     with iterator._turns.to_begin():
         # Only now: another thread may have ended it during this thread's wait.
         if iterator._thread_done_event.is_set():
             return False
+        iterator._turns.set_error(None)
         try:
             iterator._reset()
         except BaseException:
@@ -135,13 +158,14 @@ def begin_epoch(iterator: Any) -> bool:
             # which must not count for another epoch.
             end_after_error(iterator)
             raise
-        return True
+        return not iterator._ended
 
 
 def takes_turns(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """
     Decorates the `__next__` of an iterator over a DataLoader. One thread at a
-    time takes a batch; the others wait for their turn.
+    time takes a batch; the others wait for their turn. If an error ends the
+    epoch, the others get a RuntimeError that names it.
 
     The decorated function is thread-safe.
     """
@@ -150,7 +174,17 @@ def takes_turns(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def next_in_turn(iterator: Any) -> Any:
         # First, since the thread whose turn it is may not exist here.
         enforce_same_process(iterator)
-        with iterator._turns:
-            return next_batch(iterator)
+        turns = iterator._turns
+        with turns:
+            try:
+                batch = next_batch(iterator)
+            except StopIteration:
+                turns.enforce_complete()
+                raise
+            except BaseException as error:
+                turns.set_error(error)
+                raise
+            turns.set_error(None)
+            return batch
 
     return next_in_turn

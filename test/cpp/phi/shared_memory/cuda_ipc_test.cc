@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <fstream>
 #include <functional>
@@ -1098,6 +1099,31 @@ TEST_BOTH(CudaIPCTest, AnInvalidRecordIsRefused) {
   });
   const Storage storage = AllocateFilled(4096, 1);
   receiver.Send(storage, strategy);
+  receiver.AwaitDone();
+}
+
+// One record was overwritten with the other.
+TEST_BOTH(CudaIPCTest, ASecondRecordOfTheSameMemoryIsRefused) {
+  Peer receiver([](const Channel& channel) {
+    const auto first = channel.Receive<CudaIPCMessage>();
+    const auto second = channel.Receive<CudaIPCMessage>();
+    const SharedBlock record = Heap().Receive(first.record).block;
+    const SharedBlock overwritten = Heap().Receive(second.record).block;
+    std::memcpy(overwritten.data, record.data, record.capacity);
+    Storage storage = StorageOf(first);
+    const auto error = ErrorOf([&] { StorageOf(second); });
+    EXPECT_EQ(KindOf(error), Kind::kInvalid);
+    EXPECT_TRUE(Says(error, "record of another tensor"));
+    EXPECT_EQ(DeviceHeap().Stats().received, 1);
+    EXPECT_TRUE(HasContent(storage->memory, 1));
+    storage.reset();
+    Heap().Release(record);
+    Heap().Release(overwritten);
+    EXPECT_TRUE(SharesNothing());
+  });
+  const std::array<Storage, 2> storages = {AllocateFilled(kSize, 1),
+                                           AllocateFilled(kSize, 2)};
+  for (const Storage& storage : storages) receiver.Send(storage, strategy);
   receiver.AwaitDone();
 }
 

@@ -12,9 +12,10 @@
 // See the License for the specific language governing permissions and
 // limitations under the License.
 
-// Runs the reference counts in every execution that their memory orders allow.
-// This is the code of shared_ledger.cc with replaced atomics. The processor on
-// which tests run may order accesses more strongly than the code requires.
+// Runs the reference counts in the executions that their memory orders allow,
+// except those that weak_memory.h leaves out. This is the code of
+// shared_ledger.cc with replaced atomics. The processor on which tests run may
+// order accesses more strongly than the code requires.
 
 #include <algorithm>
 #include <array>

@@ -233,4 +233,33 @@ ISOLATED_TEST(SharedSegmentTest, AForkedChildHoldsABlockWithItsOwnSlot) {
   EXPECT_FALSE(segment->ledger().Referenced(0));
 }
 
+// The child shares the locks of its parent, so the kernel does not show them.
+ISOLATED_TEST(SharedSegmentTest, AChildWithoutASlotKnowsWhetherItsParentLives) {
+  auto segment = NewSegment(kMemfd);
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none = {0, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  segment->PrepareFork({0});
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  Worker child([&](const Channel& channel) {
+    segment->ChildAfterFork({0});
+    EXPECT_TRUE(segment->has_permanent_slot());
+    channel.Send(segment->OwnerIsAlive());
+    channel.Await();
+    channel.Send(segment->OwnerIsAlive());
+  });
+  segment->ParentAfterFork();
+  EXPECT_TRUE(child.channel().Receive<bool>());
+  // As if the owner had been another process, which has ended.
+  Worker dead([](const Channel&) {});
+  const uint32_t process = dead.pid();
+  dead.Finish();
+  segment->ledger().SetSlot(
+      SharedLedger::kOwnerSlot, SharedLedger::kTaken, process);
+  child.channel().Signal();
+  EXPECT_FALSE(child.channel().Receive<bool>());
+  child.Finish();
+}
+
 }  // namespace

@@ -202,6 +202,17 @@ ISOLATED_TEST(ThreadContextsTest,
 }
 
 ISOLATED_TEST(ThreadContextsTest,
+              GuardsOlderThanAHiddenOneStayHiddenAfterThatOneEnds) {
+  const auto make = [] { return std::make_shared<phi::CPUContext>(Device(0)); };
+  const phi::ThreadContextGuard oldest(make());
+  auto hidden = std::make_unique<phi::ThreadContextGuard>(make());
+  const phi::ProcessContextsGuard process;
+  hidden = nullptr;
+  EXPECT_EQ(phi::FindThreadContext(Device(0)), nullptr);
+  EXPECT_TRUE(phi::CurrentContexts().empty());
+}
+
+ISOLATED_TEST(ThreadContextsTest,
               AHiddenThreadContextGuardCanBeReplacedInsideTheOverride) {
   const auto make = [] { return std::make_shared<phi::CPUContext>(Device(0)); };
   auto outer = std::make_unique<phi::ThreadContextGuard>(make());

@@ -349,15 +349,23 @@ std::shared_ptr<CudaIPCData> CudaIPCHeap::UseOrOpen(const SharedBlock& block) {
   for (;;) {
     if (std::shared_ptr<CudaIPCData> known = Use(block)) return known;
     std::shared_ptr<CudaIPCReceivedData> opened = Open(block);
+    bool is_known = false;
     {
       std::lock_guard<std::mutex> guard(mutex_);
-      if (received_.emplace(IdOf(block), opened).second) {
-        by_address_.emplace(opened->memory.data, opened);
+      is_known = Known(block) != nullptr;  // another thread was faster
+      if (!is_known &&
+          by_address_.emplace(opened->memory.data, opened).second) {
+        received_[IdOf(block)] = opened;
         return opened;
       }
     }
-    // Another thread was faster.
     handles_->Close(opened->memory.device, opened->base);
+    if (is_known) continue;
+    throw SharedMemoryError(
+        Kind::kInvalid,
+        "Cannot use a received tensor: its record describes the same GPU "
+        "memory as the record of another tensor. One of the two was damaged; "
+        "send the tensor again.");
   }
 }
 
@@ -447,8 +455,7 @@ void CudaIPCHeap::Release(const std::shared_ptr<CudaIPCData>& data) {
     // An unknown storage belongs to the parent: this process was forked.
     if (leaving_ || Known(data->block) != data || --data->uses > 0) return;
     if (received_.erase(IdOf(data->block)) != 0) {
-      auto address = by_address_.find(data->memory.data);
-      if (address->second == data) by_address_.erase(address);
+      by_address_.erase(data->memory.data);
     } else {
       limbo_.Add(data.get());
     }

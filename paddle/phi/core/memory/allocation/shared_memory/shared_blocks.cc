@@ -84,8 +84,8 @@ uint64_t SharedBlocks::ReserveFor(uint64_t capacity) {
 }
 
 uint64_t SharedBlocks::CapacityFor(uint64_t size) {
-  // Steps of an eighth to a quarter of the size, so that sizes that differ
-  // little can use each other's blocks.
+  // Steps of an eighth to a quarter of the size, or of half as much from a page
+  // on, so that sizes that differ little can use each other's blocks.
   uint64_t step = kAlignment;
   uint64_t parts = size < kSharedPage ? 4 : 8;
   while (step * parts * 2 < size) step *= 2;

@@ -204,6 +204,10 @@ uint64_t SharedLedger::release_count() const {
 }
 
 uint64_t SharedLedger::TakeReleased(uint32_t word) {
+  // Relaxed: the marks that the caller knows to be counted are visible, see
+  // release_count. Most words have no mark, and an exchange of each would take
+  // several times as long.
+  if (released_[word].load(std::memory_order_relaxed) == 0) return 0;
   // Acquire: the references whose marks are taken here are gone, see
   // MarkReleased.
   return released_[word].exchange(0, std::memory_order_acquire);

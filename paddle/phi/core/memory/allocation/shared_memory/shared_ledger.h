@@ -48,10 +48,10 @@ struct SharedTicket {
 // behind; it cannot take away one that is not its own.
 //
 // References are made only from references: a holder issues a ticket, and a
-// receiver sets its holder bit *before* it redeems the ticket. All operations
-// are single atomic steps on memory that is never locked, so a process may be
-// killed between any two of them. Each atomic's order is explained at its use
-// in shared_ledger.cc.
+// receiver sets its holder bit *before* it redeems the ticket. Every operation
+// is a sequence of atomic steps on memory that is never locked, and a process
+// may be killed between any two steps. Each atomic's order is explained at its
+// use in shared_ledger.cc.
 //
 // The permanent slot is never freed: its bit keeps a block for the life of the
 // segment.

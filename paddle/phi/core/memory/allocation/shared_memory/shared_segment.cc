@@ -24,6 +24,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "paddle/phi/core/memory/allocation/shared_memory/process_status.h"
 #include "paddle/phi/core/memory/allocation/shared_memory/random_bits.h"
 #include "paddle/phi/core/memory/allocation/shared_memory/shared_memory_error.h"
 
@@ -292,8 +293,12 @@ void SharedSegment::ReapDead() {
 }
 
 bool SharedSegment::OwnerIsAlive() {
-  return !ledger_.orphaned() &&
-         (!Usable() || IsLocked(fd_.get(), SharedLedger::kOwnerSlot));
+  if (ledger_.orphaned()) return false;
+  if (!Usable() || IsLocked(fd_.get(), SharedLedger::kOwnerSlot)) return true;
+  // A child in the permanent slot shares the lock of an owner that is its
+  // parent, so the kernel does not report the lock.
+  return has_permanent_slot() &&
+         !HasEnded(ledger_.slot_pid(SharedLedger::kOwnerSlot));
 }
 
 bool SharedSegment::OwnerIsLeaving() const {

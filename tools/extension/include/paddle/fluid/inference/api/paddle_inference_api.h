@@ -68,6 +68,11 @@ class Tensor {
   void CopyFromCpu(const T* data);
   template <typename T>
   void CopyToCpu(T* data) const;
+
+ protected:
+  // The first members. There are others.
+  std::string name_;
+  mutable void* tensor_;
 };
 
 class Predictor {
@@ -81,6 +86,8 @@ class Predictor {
   std::vector<std::string> GetOutputNames();
   std::map<std::string, std::vector<int64_t>> GetInputTensorShape();
   std::map<std::string, DataType> GetInputTypes();
+  // libpaddle has to destroy the handle.
+  std::unique_ptr<Tensor> GetOutputHandle(const std::string& name);
   bool Run();
   bool Run(const std::vector<paddle::Tensor>& inputs,
            std::vector<paddle::Tensor>* outputs);
