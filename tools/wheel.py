@@ -66,7 +66,13 @@ LOCAL_LABEL = "threadsafe"
 PYTHON_ONLY_LABEL = "python"
 EXTENSION = Path("tools", "extension")
 # Its Python files that change libpaddle, in the order of their imports.
-LIBPADDLE_ADAPTERS = ("amp_setters", "bindings", "grad_fn", "place_errors")
+LIBPADDLE_ADAPTERS = (
+    "amp_setters",
+    "bindings",
+    "grad_fn",
+    "place_errors",
+    "stream_errors",
+)
 STAND_INS = Path("tools", "without_native_parts")
 PUBLIC_HEADERS = Path("paddle", "phi", "api", "include")
 TENSOR_STUB = Path("tensor", "tensor.pyi")
@@ -330,7 +336,8 @@ def adapt_libpaddle(repo: Path, package: Path) -> None:
     """
     Makes the official libpaddle behave like that of a source build: modules in
     paddle/base, the bindings, are its attributes, Tensor.grad_fn leaks no
-    references, and errors of places name the devices that exist.
+    references, and errors of places, streams and events name the devices that
+    exist.
 
     Args:
         repo: the repository with the sources.

@@ -77,7 +77,13 @@ class OneType:
         )
 
     def test_stream_names_a_value_that_is_not_an_index(self):
-        self.check_is_not_an_index(self.module.Stream)
+        values = [value for value in NOT_AN_INDEX if value is not True]
+        self.check_is_not_an_index(self.module.Stream, values)
+
+    def test_true_is_an_error_that_lists_the_devices(self):
+        # A binding may take it for 1.
+        with self.assertRaisesRegex(ValueError, "The devices of this process"):
+            self.module.Stream(True)
 
     def test_stream_names_a_place_of_another_type(self):
         place = core.CPUPlace()
@@ -138,7 +144,7 @@ class TestTypesOfPlugins(StreamErrorTestCase):
 
     def test_value_that_is_not_a_type_is_named(self):
         for take in self.takers():
-            for value in (99, 1.5, b"nonsense", True):
+            for value in (99, 1.5, True):
                 with (
                     self.subTest(take=take, value=value),
                     self.assertRaisesRegex(
@@ -148,6 +154,12 @@ class TestTypesOfPlugins(StreamErrorTestCase):
                     ),
                 ):
                     take(value)
+
+    def test_bytes_are_an_error_that_lists_the_devices(self):
+        # A binding may take them for a string.
+        for take in self.takers():
+            with self.assertRaisesRegex(ValueError, "nonsense'.*The devices"):
+                take(b"nonsense")
 
     def test_empty_type_is_named(self):
         for make in PLUGIN_CLASSES:

@@ -219,8 +219,8 @@ class TestDataLoader(unittest.TestCase):
 
             try:
                 in_thread(load)
-            except SystemError as error:
-                assert "Blocking queue is killed" in str(error), error
+            except RuntimeError as error:
+                assert "1 workers exit unexpectedly" in str(error), error
             else:
                 raise AssertionError("the death of the worker went unnoticed")
             """,

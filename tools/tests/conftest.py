@@ -37,6 +37,7 @@ AMP_SETTERS = "tools/extension/amp_setters.py"
 LOADER = "tools/extension/bindings.py"
 GRAD_FN = "tools/extension/grad_fn.py"
 PLACE_ERRORS = "tools/extension/place_errors.py"
+STREAM_ERRORS = "tools/extension/stream_errors.py"
 STAND_IN = "tools/without_native_parts/_thread_value.py"
 
 
@@ -164,6 +165,7 @@ def new_repo(root: Path, source: Path, patches: list = PATCHES) -> Path:
             LOADER: "# the loader\n",
             GRAD_FN: "# grad_fn\n",
             PLACE_ERRORS: "# place_errors\n",
+            STREAM_ERRORS: "# stream_errors\n",
             STAND_IN: "# the stand-in\n",
         },
     )

@@ -40,6 +40,7 @@ from tools.tests.conftest import (
     OWN,
     PLACE_ERRORS,
     STAND_IN,
+    STREAM_ERRORS,
     VERSION,
     commit,
     replace,
@@ -48,6 +49,7 @@ from tools.tests.conftest import (
 from tools.tree import git
 from tools.wheel import beside_python, build, official_wheel, version_of
 
+ADAPTERS = (AMP_SETTERS, LOADER, GRAD_FN, PLACE_ERRORS, STREAM_ERRORS)
 METADATA = "Metadata-Version: 2.2\nName: {}\nVersion: {}\n\nVersion: none\n"
 TAGS = str(next(sys_tags()))
 LIBPADDLE = "paddle/base/libpaddle.so"
@@ -136,9 +138,10 @@ def test_wheel_adapts_libpaddle_after_it_has_imported_it(
         core = archive.read(CORE_MODULE).decode()
         added = {
             source: archive.read(f"paddle/base/_{Path(source).name}")
-            for source in (AMP_SETTERS, LOADER, GRAD_FN, PLACE_ERRORS)
+            for source in ADAPTERS
         }
-    imports = "from . import _amp_setters, _bindings, _grad_fn, _place_errors"
+    names = "_amp_setters, _bindings, _grad_fn, _place_errors, _stream_errors"
+    imports = f"from . import {names}"
     assert f"import libpaddle\n    {imports}" in core
     assert added == {each: (repo / each).read_bytes() for each in added}
 
@@ -449,7 +452,7 @@ def test_existing_wheel_is_not_built_again(official, repo, tmp_path):
 
 @pytest.mark.parametrize(
     "source",
-    [OWN, HEAP, AMP_SETTERS, LOADER, GRAD_FN, PLACE_ERRORS, STAND_IN],
+    [OWN, HEAP, *ADAPTERS, STAND_IN],
 )
 def test_changed_source_gives_another_version(source, official, repo, tmp_path):
     write(repo, {source: "as it was"})

@@ -330,6 +330,67 @@ def plugin_type(kind: str) -> str:
     raise error_of_plugin_type(kind)
 
 
+def _check_device_of_streams(
+    kind: str, index: object, is_current: bool
+) -> None:
+    try:
+        place_of(kind if is_current else f"{kind}:{checked_index(index)}")
+    except DeviceTypeError:
+        raise
+    except ValueError as error:
+        raise MissingDeviceError(*error.args) from None
+
+
+def check_stream_device(kind: str, device: object = None) -> None:
+    """
+    Checks the device that a stream or an event of a type could not be made for.
+    Returns if the device is not the reason. The constructors call this where
+    they fail.
+
+    Args:
+        kind (str): the type, "gpu" or "xpu".
+        device (object): what the constructor received: an index or a place.
+            None or a negative index means the current device.
+
+    Raises:
+        DeviceTypeError: `device` is neither.
+        MissingDeviceError: it does not exist.
+    """
+    is_current = device is None or (isinstance(device, int) and device < 0)
+    if isinstance(device, core.Place):
+        if not getattr(device, f"is_{kind}_place")():
+            raise error_of_type(device)
+        is_current = True
+    _check_device_of_streams(kind, device, is_current)
+
+
+def check_plugin_stream_device(
+    device: object = None, device_id: object = -1
+) -> None:
+    """
+    Checks the device that a stream or an event of a plugin's device could not
+    be made for. Returns if the device is not the reason. The constructors call
+    this where they fail.
+
+    Args:
+        device (object): what the constructor received: a place or a type.
+        device_id (object): the index. -1 means the current device.
+
+    Raises:
+        DeviceTypeError: a value is of another type.
+        MissingDeviceError: the device does not exist.
+    """
+    if isinstance(device, core.Place):
+        if not device.is_custom_place():
+            raise error_of_type(device)
+        return
+    # Unlike device strings, the classes take only the exact name.
+    if plugin_type(device) != device:
+        raise error_of_plugin_type(device)
+    if not isinstance(device_id, int) or device_id != -1:
+        _check_device_of_streams(device, device_id, is_current=False)
+
+
 def _type_of_any_machine(
     name: str, device: str, of_any_machine: Collection[str]
 ) -> str:

@@ -1,0 +1,68 @@
+// Copyright (c) 2026 PaddlePaddle Authors. All Rights Reserved.
+//
+// Licensed under the Apache License, Version 2.0 (the "License");
+// you may not use this file except in compliance with the License.
+// You may obtain a copy of the License at
+//
+//     http://www.apache.org/licenses/LICENSE-2.0
+//
+// Unless required by applicable law or agreed to in writing, software
+// distributed under the License is distributed on an "AS IS" BASIS,
+// WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+// See the License for the specific language governing permissions and
+// limitations under the License.
+
+#pragma once
+
+#include <string>
+
+#include "pybind11/pybind11.h"
+
+namespace paddle {
+namespace pybind {
+
+// Checks for the constructors of streams and events. Where a device does not
+// exist, they raise the errors of device strings, which Python has. The caller
+// holds the GIL.
+
+// Check that this process has a device. A negative index means the current
+// device.
+void CheckHasGpuOfStream(int index = -1);
+void CheckHasXpuOfStream(int index = -1);
+
+// Checks that a plugin registered `type`, and that the device exists. The index
+// -1 means the current device.
+void CheckHasPluginDeviceOfStream(const std::string& type, int index);
+
+// A parameter of the last overload of a function, which takes the values that
+// no other overload takes, also after a conversion.
+struct OtherValue {
+  PyObject* object = nullptr;  // Lives until the call returns.
+};
+
+// Throw the error for such values. If the device is not the reason, it is that
+// of a call which fits no overload.
+[[noreturn]] void ThrowIsNoGpuOfStream(OtherValue device);
+[[noreturn]] void ThrowIsNoXpuOfStream(OtherValue device);
+[[noreturn]] void ThrowIsNoPluginDeviceOfStream(OtherValue device,
+                                                OtherValue index);
+
+}  // namespace pybind
+}  // namespace paddle
+
+namespace pybind11 {
+namespace detail {
+
+template <>
+struct type_caster<paddle::pybind::OtherValue> {
+  PYBIND11_TYPE_CASTER(paddle::pybind::OtherValue, const_name("object"));
+
+  // All overloads are tried without conversions first, then all with them.
+  bool load(handle source, bool convert) {
+    value.object = source.ptr();
+    return convert;
+  }
+};
+
+}  // namespace detail
+}  // namespace pybind11
