@@ -129,7 +129,7 @@ class TestReaders(unittest.TestCase):
                 for _ in range(2):
                     with self.assertRaisesRegex(
                         RuntimeError,
-                        "(?s)not complete.* another thread.*no tenth sample",
+                        "(?s)not complete.* another thread: .*no tenth sample",
                     ):
                         in_thread(lambda i=iterator: next(i))
                 # The next epoch begins without the error.

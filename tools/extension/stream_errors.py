@@ -18,8 +18,8 @@ can only be initialized on the GPU platform", "nonsense interface not found". A
 source build has the errors in C++, in stream_errors.cc. `tools/wheel.py` adds
 this file to a wheel made from the official one.
 
-Only where a constructor fails, the device is checked. An error with another
-reason, such as an unknown priority, stays.
+The device is checked only after a constructor has failed. If the device is not
+the reason, for example for an unknown priority, the error stays.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from typing import Any, Callable
 from . import libpaddle
 
 
-def _check_type(kind: str, /, *others: Any, **named: Any) -> None:
+def _check_any_device(kind: str, /, *others: Any, **named: Any) -> None:
     # Not at the top: this module needs core.py, which imports this file.
     from . import device_strings
 
     device_strings.check_stream_device(kind)
 
 
-def _check_index(
+def _check_device(
     kind: str, /, device: Any = None, *others: Any, **named: Any
 ) -> None:
     from . import device_strings
@@ -54,8 +54,8 @@ def _check_plugin(
 
 
 def _explain_errors(binding: type, check: Callable[..., None]) -> None:
-    """Makes the constructor of `binding` raise the errors of `check`, which
-    takes the same arguments, if it fails."""
+    """Makes the constructor of `binding` call `check` with the same arguments
+    if it fails. `check` raises a better error, or returns to keep the first."""
     init = binding.__init__
 
     @functools.wraps(init)
@@ -72,10 +72,10 @@ def _explain_errors(binding: type, check: Callable[..., None]) -> None:
 
 
 for _name, _check in {
-    "CUDAStream": functools.partial(_check_index, "gpu"),
-    "CUDAEvent": functools.partial(_check_type, "gpu"),
-    "XPUStream": functools.partial(_check_index, "xpu"),
-    "XPUEvent": functools.partial(_check_type, "xpu"),
+    "CUDAStream": functools.partial(_check_device, "gpu"),
+    "CUDAEvent": functools.partial(_check_any_device, "gpu"),
+    "XPUStream": functools.partial(_check_device, "xpu"),
+    "XPUEvent": functools.partial(_check_any_device, "xpu"),
     "CustomDeviceStream": _check_plugin,
     "CustomDeviceEvent": _check_plugin,
 }.items():

@@ -37,8 +37,8 @@ void CheckInPython(const char* check, const Values&... values) {
   py::module_::import("paddle.base.device_strings").attr(check)(values...);
 }
 
-// The current device exists if any does.
-[[maybe_unused]] bool IsBelow(int count, int index) {
+// A negative index means the current device, which exists if any does.
+[[maybe_unused]] bool Exists(int index, int count) {
   return count > 0 && index < count;
 }
 
@@ -46,7 +46,7 @@ void CheckIndex(const char* type, int index) {
   CheckInPython("check_stream_device", py::str(type), py::int_(index));
 }
 
-[[noreturn]] void ThrowIsNoDevice(const char* type, OtherValue device) {
+[[noreturn]] void ThrowErrorOfStream(const char* type, OtherValue device) {
   CheckInPython(
       "check_stream_device", py::str(type), py::handle(device.object));
   throw py::reference_cast_error();  // The call then fits no overload.
@@ -54,40 +54,44 @@ void CheckIndex(const char* type, int index) {
 
 }  // namespace
 
-void CheckHasGpuOfStream(int index) {
+void CheckGpuOfStream(int index) {
 #if defined(PADDLE_WITH_CUDA) || defined(PADDLE_WITH_HIP)
-  if (IsBelow(phi::backends::gpu::GetGPUDeviceCount(), index)) {
+  if (Exists(index, phi::backends::gpu::GetGPUDeviceCount())) {
     return;
   }
 #endif
   CheckIndex("gpu", index);
 }
 
-void CheckHasXpuOfStream(int index) {
+void CheckXpuOfStream(int index) {
 #ifdef PADDLE_WITH_XPU
-  if (IsBelow(phi::backends::xpu::GetXPUDeviceCount(), index)) {
+  if (Exists(index, phi::backends::xpu::GetXPUDeviceCount())) {
     return;
   }
 #endif
   CheckIndex("xpu", index);
 }
 
-void CheckHasPluginDeviceOfStream(const std::string& type, int index) {
+void CheckPluginDeviceOfStream(const std::string& type, int index) {
 #ifdef PADDLE_WITH_CUSTOM_DEVICE
   if (phi::DeviceManager::HasDeviceType(type) &&
       phi::DeviceManager::IsCustom(type) && index >= -1 &&
-      IsBelow(phi::DeviceManager::GetDeviceCount(type), index)) {
+      Exists(index, phi::DeviceManager::GetDeviceCount(type))) {
     return;
   }
 #endif
   CheckInPython("check_plugin_stream_device", py::str(type), py::int_(index));
 }
 
-void ThrowIsNoGpuOfStream(OtherValue device) { ThrowIsNoDevice("gpu", device); }
+void ThrowErrorOfGpuStream(OtherValue device) {
+  ThrowErrorOfStream("gpu", device);
+}
 
-void ThrowIsNoXpuOfStream(OtherValue device) { ThrowIsNoDevice("xpu", device); }
+void ThrowErrorOfXpuStream(OtherValue device) {
+  ThrowErrorOfStream("xpu", device);
+}
 
-void ThrowIsNoPluginDeviceOfStream(OtherValue device, OtherValue index) {
+void ThrowErrorOfPluginDeviceStream(OtherValue device, OtherValue index) {
   CheckInPython("check_plugin_stream_device",
                 py::handle(device.object),
                 py::handle(index.object));

@@ -21,31 +21,31 @@
 namespace paddle {
 namespace pybind {
 
-// Checks for the constructors of streams and events. Where a device does not
-// exist, they raise the errors of device strings, which Python has. The caller
-// holds the GIL.
+// Checks for the constructors of streams and events. If a device does not
+// exist, they raise the error of device_strings.py. The caller holds the GIL.
 
-// Check that this process has a device. A negative index means the current
-// device.
-void CheckHasGpuOfStream(int index = -1);
-void CheckHasXpuOfStream(int index = -1);
+// Check that this process has the device with this index. A negative index
+// means the current device.
+void CheckGpuOfStream(int index = -1);
+void CheckXpuOfStream(int index = -1);
 
 // Checks that a plugin registered `type`, and that the device exists. The index
 // -1 means the current device.
-void CheckHasPluginDeviceOfStream(const std::string& type, int index);
+void CheckPluginDeviceOfStream(const std::string& type, int index);
 
-// A parameter of the last overload of a function, which takes the values that
-// no other overload takes, also after a conversion.
+// Accepts any value. For an overload that is registered after all others with
+// this parameter, so that it gets only values that none of them accepts or
+// converts.
 struct OtherValue {
   PyObject* object = nullptr;  // Lives until the call returns.
 };
 
-// Throw the error for such values. If the device is not the reason, it is that
-// of a call which fits no overload.
-[[noreturn]] void ThrowIsNoGpuOfStream(OtherValue device);
-[[noreturn]] void ThrowIsNoXpuOfStream(OtherValue device);
-[[noreturn]] void ThrowIsNoPluginDeviceOfStream(OtherValue device,
-                                                OtherValue index);
+// Throw the error for such values: that of the device, or pybind11's TypeError
+// for a call that fits no overload if the device is not the reason.
+[[noreturn]] void ThrowErrorOfGpuStream(OtherValue device);
+[[noreturn]] void ThrowErrorOfXpuStream(OtherValue device);
+[[noreturn]] void ThrowErrorOfPluginDeviceStream(OtherValue device,
+                                                 OtherValue index);
 
 }  // namespace pybind
 }  // namespace paddle

@@ -105,7 +105,7 @@ class DeviceTypeError(TypeError, ValueError):
 # In Paddle 3.3.0, the classes of streams raise a RuntimeError for a type and an
 # IndexError for an index. Other functions raise a ValueError.
 class MissingDeviceError(RuntimeError, IndexError, ValueError):
-    """The error for a device of a stream or an event that does not exist."""
+    """Raised by streams, events and `device_count` for a missing device."""
 
 
 def error_of_type(device: object) -> DeviceTypeError:

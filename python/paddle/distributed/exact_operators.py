@@ -11,7 +11,10 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""A context for the operators of communication, whose bits must not change."""
+"""A context for operators that prepare or combine communicated tensors.
+
+Their data types and values must not depend on the caller's auto_cast.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +28,17 @@ if TYPE_CHECKING:
 
 __all__ = []
 
-_NOTHING = contextlib.nullcontext()
+_NO_CHANGE = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def exact_operators() -> Iterator[None]:
-    """Inside, operators record no gradients, and auto_cast is off.
+    """A context or decorator: turns auto_cast off, and records no gradients.
 
-    Thread-safe: both act on the calling thread.
+    Thread-safe: it acts on the calling thread.
     """
-    # Even turning it off takes as long as a small operation.
+    # Not always: auto_cast(enable=False) takes as long as a small operation.
     is_on = paddle.amp.is_autocast_enabled()
-    exact = paddle.amp.auto_cast(enable=False) if is_on else _NOTHING
+    exact = paddle.amp.auto_cast(enable=False) if is_on else _NO_CHANGE
     with paddle.no_grad(), exact:
         yield

@@ -167,8 +167,9 @@ def end_dropped(iterator: Any) -> None:
         _keep_forever(attributes)
         return
     if attributes.get("_shutdown", True):
-        # Now, in case that a reference cycle, for example of an error, keeps
-        # the attributes until a forked child collects it.
+        # Here: a reference cycle, for example through an error, may keep the
+        # attributes until a forked child collects them, where the reader would
+        # wait for threads that do not exist.
         attributes.pop("_reader", None)
         return
     if hasattr(iterator, "_workers"):

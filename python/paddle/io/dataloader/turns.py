@@ -80,8 +80,8 @@ class Turns:
             yield
 
     def set_error(self, error: BaseException | None) -> None:
-        """Records what the call whose turn it is raises. Without `error`, the
-        epoch has not ended."""
+        """Records the error that the calling thread is about to get, or with
+        None that there is none."""
         self._failure = error and (
             threading.get_ident(),
             "".join(traceback.format_exception_only(error)).rstrip(),
@@ -93,8 +93,8 @@ class Turns:
         if self._failure is None or self._failure[0] == threading.get_ident():
             return
         raise RuntimeError(
-            "The epoch of this DataLoader iterator is not complete: next() "
-            f"raised an error on another thread. {self._failure[1]}"
+            "The epoch of this DataLoader iterator is not complete, because of "
+            f"an error on another thread: {self._failure[1]}"
         ) from None
 
     def _is_free(self) -> bool:
@@ -141,10 +141,11 @@ def begins_epochs_in_turn(
 
 def begin_epoch(iterator: Any) -> bool:
     """
-    Begins another epoch of an iterator with persistent workers. Threads that
-    read the iterator at this time continue with the new epoch: it is one
-    iterator for all epochs. Returns False if the iterator has ended, or cannot
-    begin another epoch. An error ends it.
+    Begins another epoch of an iterator with persistent workers. Returns False
+    if the iterator has ended, or has to end because its reader kept batches
+    that are too few for all places. Otherwise, threads that still read it
+    continue with the new epoch: it is one iterator for all epochs. An error
+    ends it.
     """
     with iterator._turns.to_begin():
         # Only now: another thread may have ended it during this thread's wait.
@@ -153,9 +154,10 @@ def begin_epoch(iterator: Any) -> bool:
         iterator._turns.set_error(None)
         try:
             iterator._reset()
-        except BaseException:
+        except BaseException as error:
             # For example Ctrl-C. Workers may still report that they have begun,
             # which must not count for another epoch.
+            iterator._turns.set_error(error)
             end_after_error(iterator)
             raise
         return not iterator._ended

@@ -23,13 +23,13 @@ namespace py = pybind11;
 
 namespace {
 
-using paddle::pybind::CheckHasGpuOfStream;
-using paddle::pybind::CheckHasPluginDeviceOfStream;
-using paddle::pybind::CheckHasXpuOfStream;
+using paddle::pybind::CheckGpuOfStream;
+using paddle::pybind::CheckPluginDeviceOfStream;
+using paddle::pybind::CheckXpuOfStream;
 using paddle::pybind::OtherValue;
-using paddle::pybind::ThrowIsNoGpuOfStream;
-using paddle::pybind::ThrowIsNoPluginDeviceOfStream;
-using paddle::pybind::ThrowIsNoXpuOfStream;
+using paddle::pybind::ThrowErrorOfGpuStream;
+using paddle::pybind::ThrowErrorOfPluginDeviceStream;
+using paddle::pybind::ThrowErrorOfXpuStream;
 
 // Stands in for the module of the device strings: the errors have the arguments
 // of the checks. No device is wrong whose index is 7.
@@ -81,7 +81,9 @@ void Bind(py::module_ module) {
           py::arg("priority") = 2)
       .def(
           "__init__",
-          [](Stream&, OtherValue device, int) { ThrowIsNoGpuOfStream(device); },
+          [](Stream&, OtherValue device, int) {
+            ThrowErrorOfGpuStream(device);
+          },
           py::arg("device"),
           py::arg("priority") = 2);
   py::class_<PluginStream>(module, "PluginStream")
@@ -97,7 +99,7 @@ void Bind(py::module_ module) {
       .def(
           "__init__",
           [](PluginStream&, OtherValue device, OtherValue index) {
-            ThrowIsNoPluginDeviceOfStream(device, index);
+            ThrowErrorOfPluginDeviceStream(device, index);
           },
           py::arg("device") = py::none(),
           py::arg("device_id") = -1);
@@ -185,30 +187,30 @@ TEST_F(StreamErrorsTest, ErrorsForOtherReasonsStay) {
 
 TEST_F(StreamErrorsTest, XpuOfOtherValue) {
   const py::str name("xpu:0");
-  EXPECT_EQ(ErrorOf([&] { ThrowIsNoXpuOfStream({name.ptr()}); }),
+  EXPECT_EQ(ErrorOf([&] { ThrowErrorOfXpuStream({name.ptr()}); }),
             "LookupError: stream of 'xpu' on 'xpu:0'");
 }
 
 #if !defined(PADDLE_WITH_CUDA) && !defined(PADDLE_WITH_HIP)
 TEST_F(StreamErrorsTest, GpuWithoutCuda) {
-  EXPECT_EQ(ErrorOf([] { CheckHasGpuOfStream(); }),
+  EXPECT_EQ(ErrorOf([] { CheckGpuOfStream(); }),
             "LookupError: stream of 'gpu' on -1");
-  EXPECT_EQ(ErrorOf([] { CheckHasGpuOfStream(1); }),
+  EXPECT_EQ(ErrorOf([] { CheckGpuOfStream(1); }),
             "LookupError: stream of 'gpu' on 1");
-  EXPECT_EQ(ErrorOf([] { CheckHasGpuOfStream(7); }), "no error");
+  EXPECT_EQ(ErrorOf([] { CheckGpuOfStream(7); }), "no error");
 }
 #endif
 
 #ifndef PADDLE_WITH_XPU
 TEST_F(StreamErrorsTest, XpuWithoutItsToolkit) {
-  EXPECT_EQ(ErrorOf([] { CheckHasXpuOfStream(1); }),
+  EXPECT_EQ(ErrorOf([] { CheckXpuOfStream(1); }),
             "LookupError: stream of 'xpu' on 1");
 }
 #endif
 
 TEST_F(StreamErrorsTest, DeviceOfNoPlugin) {
   for (const int index : {-2, -1, 0}) {
-    EXPECT_EQ(ErrorOf([&] { CheckHasPluginDeviceOfStream("nonsense", index); }),
+    EXPECT_EQ(ErrorOf([&] { CheckPluginDeviceOfStream("nonsense", index); }),
               "LookupError: stream on 'nonsense' " + std::to_string(index));
   }
 }
