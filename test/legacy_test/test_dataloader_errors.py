@@ -80,6 +80,31 @@ assert not dataset.interrupts
 assert [batch.item() for batch in loader] == [*range(6)]
 """
 
+# Has a worker that never gets a batch.
+EXIT_AFTER_ERROR = """
+import sys
+import paddle
+
+class Failing(paddle.io.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        raise ValueError
+
+loader = paddle.io.DataLoader(
+    Failing(),
+    batch_size=2,
+    num_workers=2,
+    persistent_workers=bool(sys.argv[-1]),
+)
+batches = iter(loader)
+try:
+    next(batches)
+except ValueError:
+    pass
+"""
+
 # How a DataLoader makes its batches.
 KINDS = {
     "no workers": {},
@@ -100,6 +125,11 @@ class DeliberateError(Exception):
 class ErrorOfSample(Exception):
     def __init__(self, index):
         super().__init__("a bad sample")
+
+
+class EmptyError(Exception):
+    def __len__(self):
+        return 0
 
 
 class Numbers(Dataset):
@@ -358,6 +388,75 @@ class TestWorkerProcesses(unittest.TestCase):
                     in_thread(read)
                 self.assertEqual(taken, [[0, 1, 2, 3]])
 
+    def test_stop_iteration_in_a_worker_does_not_end_the_epoch(self):
+        def stop(*args):
+            raise StopIteration
+
+        class Stops(Numbers):
+            def __getitem__(self, i):
+                return stop() if i == 4 else super().__getitem__(i)
+
+        class StopsAtOnce(Stream):
+            __iter__ = stop
+
+        for dataset, options in (
+            (Stops(), {}),
+            (Stops(), {"persistent_workers": True}),
+            (StopsAtOnce(), {}),
+            (Numbers(), {"worker_init_fn": stop}),
+        ):
+            loader = DataLoader(dataset, num_workers=2, **options)
+            with self.assertRaisesRegex(RuntimeError, "StopIteration"):
+                in_thread(lambda loader=loader: [*iter(loader)])
+
+    def test_an_error_of_the_sampler_does_not_replace_that_of_a_worker(self):
+        def samples():
+            yield from ([0], [4], [1], [2])
+            raise KeyError
+
+        batches = iter(
+            DataLoader(
+                Numbers(DeliberateError()),
+                batch_sampler=samples(),
+                num_workers=2,
+            )
+        )
+        batches._thread.join(WAIT_S)  # it has the error of the worker
+        self.assertEqual(in_thread(next, batches).tolist(), [0])
+        with self.assertRaises(DeliberateError):
+            in_thread(next, batches)
+
+    def test_a_batch_that_cannot_become_tensors_is_an_error_in_order(self):
+        def collate(samples):
+            return np.array([object()] if 4 in samples else samples)
+
+        loader = DataLoader(
+            Numbers(),
+            batch_size=2,
+            num_workers=2,
+            collate_fn=collate,
+            use_shared_memory=False,
+        )
+        taken = []
+
+        def read():
+            for batch in loader:
+                taken.append(batch.tolist())
+
+        with self.assertRaisesRegex(ValueError, "(?i)type"):
+            in_thread(read)
+        self.assertEqual(taken, [[0, 1], [2, 3]])
+
+    def test_an_error_that_is_false_is_an_error(self):
+        batches = iter(DataLoader(Numbers(EmptyError()), num_workers=2))
+        with self.assertRaises(EmptyError):
+            in_thread(list, batches)
+
+    def test_program_exits_after_an_error(self):
+        script = script_command(EXIT_AFTER_ERROR)
+        for persistent in ("", "persistent"):
+            run_command(self, [*script, persistent], pristine_environment())
+
     def test_an_error_does_not_wait_for_other_workers(self):
         gate = multiprocessing.get_context("fork").Event()
         self.addCleanup(gate.set)
@@ -595,6 +694,17 @@ class TestReferenceCycles(unittest.TestCase):
         del batches
         in_thread(gc.collect)
         self.assertLessEqual(set(multiprocessing.active_children()), before)
+
+    def test_an_error_that_nobody_takes_does_not_keep_the_dataset(self):
+        dataset = Numbers(DeliberateError())
+        batches = iter(DataLoader(dataset, num_workers=1, prefetch_factor=8))
+        next(batches)
+        batches._thread.join(WAIT_S)
+        dataset = weakref.ref(dataset)
+        gc.disable()
+        self.addCleanup(gc.enable)
+        del batches
+        wait_until(lambda: dataset() is None, "the dataset is freed")
 
     def test_an_error_of_a_worker_does_not_keep_the_dataset(self):
         def fail_and_drop():

@@ -82,6 +82,27 @@ class TestLeftEpoch(unittest.TestCase):
             # Paddle 3.3.0 waits forever.
             self.assertEqual(sorted(epoch(loader)), samples)
 
+    def test_an_error_of_the_epoch_that_was_left_does_not_end_the_next(self):
+        class FailsAtThree(Numbers):
+            def __getitem__(self, index):
+                if index == 3:
+                    time.sleep(0.02)
+                    raise ValueError
+                return super().__getitem__(index)
+
+        # It comes before or while the next epoch begins.
+        for delay in range(0, 40, 5):
+            loader = DataLoader(
+                FailsAtThree(),
+                batch_size=None,
+                num_workers=2,
+                prefetch_factor=3,
+                persistent_workers=True,
+            )
+            for _ in range(2):
+                self.assertEqual(next(iter(loader)).item(), 0)
+                time.sleep(delay / 1000)
+
     def test_an_epoch_with_too_few_batches_for_all_places_may_end(self):
         paddle.enable_static()
         self.addCleanup(paddle.disable_static)

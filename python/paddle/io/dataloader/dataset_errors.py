@@ -62,6 +62,9 @@ def raise_stored_error(
             error = vars(iterator).pop("_error", None)
             if error is None:
                 raise
+        if isinstance(error, StopIteration):
+            # It would end the loop silently. Its message has the traceback.
+            error = RuntimeError(str(error))
         try:
             raise error
         finally:

@@ -172,7 +172,15 @@ def end_dropped(iterator: Any) -> None:
         # wait for threads that do not exist.
         attributes.pop("_reader", None)
         return
+    # Its traceback refers to the attributes.
+    attributes.pop("_error", None)
     if hasattr(iterator, "_workers"):
+        if _exiting.is_set():
+            # An error has ended its thread, so _end_reader_threads does not
+            # know it. A queue that was never used would wait for a new thread.
+            attributes.pop("_reader", None)
+            _keep_forever(attributes)
+            return
         # An error of a worker matters to nobody now.
         core._erase_process_pids(id(iterator))
     iterator._try_shutdown_all(_WAIT_S)

@@ -45,9 +45,12 @@ class Turns:
         self._owner: int | None = None
         # Threads that wait to begin an epoch, which precede all others.
         self._beginning: set[int] = set()
-        # The thread to which the last call raised an error, and the error. Not
-        # the exception, whose traceback refers to the iterator.
-        self._failure: tuple[int, str] | None = None
+        # The error that the last call raised, as a list of its message. Not the
+        # exception, whose traceback refers to the iterator.
+        self._failure: list[str] | None = None
+        # Its `failure` is the one that was raised to the calling thread. Not by
+        # the thread's number, which a later thread may get.
+        self._told = threading.local()
 
     def __enter__(self) -> None:
         with self._changed:
@@ -82,19 +85,20 @@ class Turns:
     def set_error(self, error: BaseException | None) -> None:
         """Records the error that the calling thread is about to get, or with
         None that there is none."""
-        self._failure = error and (
-            threading.get_ident(),
-            "".join(traceback.format_exception_only(error)).rstrip(),
-        )
+        self._failure = None
+        if error is not None:
+            message = "".join(traceback.format_exception_only(error)).rstrip()
+            self._failure = self._told.failure = [message]
 
     def enforce_complete(self) -> None:
         """Raises RuntimeError if an error has ended the epoch and was raised to
         another thread: this one must not take it for the end of the data."""
-        if self._failure is None or self._failure[0] == threading.get_ident():
+        failure = self._failure
+        if failure is None or getattr(self._told, "failure", None) is failure:
             return
         raise RuntimeError(
             "The epoch of this DataLoader iterator is not complete, because of "
-            f"an error on another thread: {self._failure[1]}"
+            f"an error on another thread: {failure[0]}"
         ) from None
 
     def _is_free(self) -> bool:
