@@ -152,6 +152,11 @@ class Stream(IterableDataset):
         return iter(np.arange(8))
 
 
+def read_into(taken, loader):
+    for batch in loader:
+        taken.append(batch.tolist())
+
+
 class TestErrors(unittest.TestCase):
     def setUp(self):
         self.before = set(threading.enumerate())
@@ -210,13 +215,9 @@ class TestErrors(unittest.TestCase):
             raise DeliberateError
 
         taken = []
-
-        def read():
-            for batch in DataLoader(Numbers(), batch_sampler=samples()):
-                taken.append(batch.tolist())
-
+        loader = DataLoader(Numbers(), batch_sampler=samples())
         with self.assertRaises(DeliberateError):
-            in_thread(read)
+            in_thread(read_into, taken, loader)
         self.assertEqual(taken, [[0, 1], [2, 3]])
 
     def test_a_batch_that_cannot_become_tensors(self):
@@ -377,15 +378,10 @@ class TestWorkerProcesses(unittest.TestCase):
                     use_shared_memory=shared,
                 )
                 taken = []
-
-                def read(loader=loader, taken=taken):
-                    for batch in loader:
-                        taken.append(batch.tolist())
-
                 with self.assertRaisesRegex(
                     DeliberateError, "(?s)in __getitem__.*sample 4"
                 ):
-                    in_thread(read)
+                    in_thread(read_into, taken, loader)
                 self.assertEqual(taken, [[0, 1, 2, 3]])
 
     def test_stop_iteration_in_a_worker_does_not_end_the_epoch(self):
@@ -438,13 +434,8 @@ class TestWorkerProcesses(unittest.TestCase):
             use_shared_memory=False,
         )
         taken = []
-
-        def read():
-            for batch in loader:
-                taken.append(batch.tolist())
-
         with self.assertRaisesRegex(ValueError, "(?i)type"):
-            in_thread(read)
+            in_thread(read_into, taken, loader)
         self.assertEqual(taken, [[0, 1], [2, 3]])
 
     def test_an_error_that_is_false_is_an_error(self):
@@ -570,13 +561,8 @@ class TestWorkerProcesses(unittest.TestCase):
 
         loader = DataLoader(Numbers(), batch_sampler=samples(), num_workers=1)
         taken = []
-
-        def read():
-            for batch in loader:
-                taken.append(batch.tolist())
-
         with self.assertRaisesRegex(TypeError, "yielded <generator .* a list"):
-            in_thread(read)
+            in_thread(read_into, taken, loader)
         self.assertEqual(taken, [[0, 1], [2, 3]])
 
     def test_a_worker_that_is_killed_within_a_result_ends_the_loop(self):

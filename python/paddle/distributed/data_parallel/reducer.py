@@ -561,7 +561,6 @@ class Reducer:
             index, self._options.gradient_as_bucket_view
         )
 
-    @exact_operators()
     def _start_full_buckets(self, including_delayed: bool) -> None:
         while self._started < len(self._buckets):
             bucket = self._buckets[self._started]
@@ -573,7 +572,7 @@ class Reducer:
             self._started += 1
             self.times.mark("communication")
             self.times.mark("waiting")
-            with paddle.no_grad():
+            with exact_operators():
                 bucket.start(self._hook)
             self.times.add("waiting")
 

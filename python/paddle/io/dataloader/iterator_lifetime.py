@@ -178,7 +178,7 @@ def end_dropped(iterator: Any) -> None:
         if _exiting.is_set():
             # An error has ended its thread, so _end_reader_threads does not
             # know it. A queue that was never used would wait for a new thread.
-            attributes.pop("_reader", None)
+            _drop_reader(iterator)
             _keep_forever(attributes)
             return
         # An error of a worker matters to nobody now.
