@@ -29,8 +29,7 @@ Exit status: 0 when all passed, otherwise 1.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
+import functools
 import os
 import shutil
 import subprocess
@@ -42,80 +41,61 @@ from typing import TYPE_CHECKING
 from tools.apply import apply_patches, write_files
 from tools.command_line import let_tests_interrupt_processes, reports_errors
 from tools.environment import host_device, site_packages, stock_and_ours
+from tools.fork_server import PACKAGES, fork_server
 from tools.own_files import own_versions
 from tools.series import PatchError, load_series
 from tools.tree import SUPPORTED, open_tree
 from tools.wheel import BUILD, REPO, adapt_libpaddle, cmake_build
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
 
+    from tools.fork_server import RunInFork
     from tools.series import Patch
 
-# A server: for each line of its input, a forked child imports the Paddle of a
-# folder, and pytest imports its tests. A line is in JSON: the folder, the
-# tests, and the file for the output. The server prints the exit status.
-#
-# Most of the time of an import goes into third-party packages and Paddle's
-# libraries, which are the same for each folder. The server loads them once;
-# the forks inherit them.
+# Imports the Paddle of a folder, and lets pytest import its tests.
 #
 # No garbage is collected during an import, and pytest's collections skip what
-# was imported: otherwise this would take a third of the time.
-IMPORTER = """
-import ctypes
+# was imported: otherwise this would take a third of the time. For the same
+# reason, the functions for the exit are called but no objects are destroyed.
+IMPORT = """
+import atexit
 import gc
-import importlib
-import json
 import os
 import sys
 
+import pytest
+
 gc.disable()
-for name in sys.argv[1].split():
-    importlib.import_module(name)
-for library in sys.argv[2:]:
-    ctypes.CDLL(library)
+folder, *tests = sys.argv[1:]
+sys.path.insert(0, folder)
+import paddle
 
-
-def run(folder, tests):
-    import pytest
-
-    os.chdir(folder)
-    sys.path.insert(0, folder)
-    import paddle
-
-    gc.freeze()
-    if not paddle.__file__.startswith(folder):
-        sys.exit(f"{paddle.__file__} is not in {folder}")
-    if tests:
-        sys.exit(
-            pytest.main(["-q", "--collect-only", "--assert=plain", *tests])
-        )
-
-
-for line in sys.stdin:
-    folder, tests, output = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        with open(output, "w") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        run(folder, tests)
-        sys.exit(0)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    print(status, flush=True)
+gc.freeze()
+if not paddle.__file__.startswith(folder):
+    sys.exit(f"{paddle.__file__} is not in {folder}")
+status = 0
+if tests:
+    status = pytest.main(["-q", "--collect-only", "--assert=plain", *tests])
+atexit._run_exitfuncs()
+sys.stdout.flush()
+os._exit(status)
 """
 
-# The slowest third-party imports of Paddle and its tests.
-PACKAGES = (
-    *("PIL.Image", "google.protobuf", "httpx", "hypothesis", "numpy"),
-    *("opt_einsum", "pytest", "setuptools"),
-)
+
+# The series stays the same while the prefixes are made.
+@functools.lru_cache(None)
+def _series(
+    repo: Path,
+) -> tuple[list[Patch], list[dict[str, tuple[bytes, int]]]]:
+    """Return the patches, and the own files as each patch leaves them."""
+    series = load_series(repo)
+    return series, own_versions(repo, series)
 
 
 def _own_files(repo: Path, number: int) -> dict[str, tuple[bytes, int]]:
     """Return the own files of the first patches, as these leave them."""
-    versions = own_versions(repo, load_series(repo))[:number]
+    versions = _series(repo)[1][:number]
     return {path: file for part in versions for path, file in part.items()}
 
 
@@ -156,7 +136,7 @@ def make_prefix(
     Raises:
         PatchError: the patches need a file that only a later patch adds.
     """
-    patches = load_series(repo)[made:number]
+    patches = _series(repo)[0][made:number]
     if made == 0:
         shutil.copytree(
             stock / "paddle", folder / "paddle", copy_function=_link
@@ -233,7 +213,7 @@ def make_cpp_prefix(repo: Path, number: int, source: Path) -> bool:
         if not path.exists() or path.read_bytes() != data
     }
     write_files(changed)
-    last = load_series(repo)[number - 1]
+    last = _series(repo)[0][number - 1]
     paths = [*last.own_files, *(part.path for part in last.files)]
     return any(source / path in files for path in paths)
 
@@ -266,62 +246,27 @@ def build_cpp(stock: Path) -> Callable[[int], str]:
     return build
 
 
-@contextlib.contextmanager
-def importing(
-    python: Path, modules: Iterable[str], libraries: Iterable[Path]
-) -> Iterator[Callable[[Path, list[str]], str]]:
-    """Provide a function that imports a prefix in a separate process.
-
-    It takes the folder of a prefix and test files in it, and returns the output
-    of Python or pytest if an import fails, or "". The processes are forks of a
-    server that has loaded what all prefixes need. The function raises
-    PatchError if the server has exited.
+def import_prefix(server: RunInFork, folder: Path, tests: list[str]) -> str:
+    """Import a prefix in a separate process.
 
     Args:
-        python: the Python of an environment with the official Paddle.
-        modules: third-party modules that the server loads.
-        libraries: Paddle's libraries that the server loads.
+        server: runs the process.
+        folder: the prefix.
+        tests: test files or folders in it, which pytest imports.
+
+    Returns:
+        The output of Python or pytest if an import fails, or "".
     """
-    server = subprocess.Popen(
-        [str(python), "-c", IMPORTER, " ".join(modules), *map(str, libraries)],
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-    def import_prefix(folder: Path, tests: list[str]) -> str:
-        with tempfile.NamedTemporaryFile(mode="r") as output:
-            request = json.dumps([str(folder), tests, output.name])
-            # A server that has exited does not answer.
-            with contextlib.suppress(BrokenPipeError):
-                print(request, file=server.stdin, flush=True)
-            answer = server.stdout.readline()
-            if not answer:
-                raise PatchError(f"{python} exited while importing {folder}")
-            # A child that a signal killed may have printed nothing.
-            status = int(answer)
-            return output.read() or f"exit status {status}" if status else ""
-
-    try:
-        yield import_prefix
-    finally:
-        server.communicate()
-
-
-def importing_paddle(
-    python: Path, package: Path
-) -> contextlib.AbstractContextManager[Callable[[Path, list[str]], str]]:
-    """Provide a function that imports prefixes of a Paddle; see importing().
-
-    Args:
-        python: the Python of an environment with the official Paddle.
-        package: the folder paddle/ of that environment.
-    """
-    libs = package / "libs"
-    libraries = [libs / "libcommon.so", libs / "libphi_core.so"]
-    libraries.append(package / "base" / "libpaddle.so")
-    return importing(python, PACKAGES, libraries)
+    environ = {
+        **os.environ,
+        # Longer prefixes reuse the bytecode.
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
+    done = server(["-c", IMPORT, str(folder), *tests], folder, environ)
+    # A process that a signal killed may have printed nothing.
+    output = done.stdout + done.stderr or f"exit status {done.returncode}"
+    return output if done.returncode else ""
 
 
 def run_tests(python: Path, folder: Path, tests: list[str]) -> str:
@@ -352,6 +297,14 @@ def python_tests(patch: Patch) -> list[str]:
     ]
 
 
+def all_tests(patches: list[Patch]) -> list[str]:
+    """Return the folder of the Python tests of a prefix, if it has any.
+
+    Given files instead, pytest would list that folder once for each.
+    """
+    return ["test"] if any(map(python_tests, patches)) else []
+
+
 @reports_errors
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; the module docstring gives the exit status."""
@@ -378,18 +331,16 @@ def main(argv: list[str] | None = None) -> int:
     os.environ["CUSTOM_DEVICE_ROOT"] = str(host_device(python))
     cpp = build_cpp(stock) if args.cpp else None
     failed = False
-    with importing_paddle(python, stock / "paddle") as import_prefix:
+    with fork_server(python, PACKAGES, stock / "paddle") as server:
         for number in args.numbers or range(1, len(series) + 1):
             patches = series[:number]
-            all_tests = [
-                *dict.fromkeys(t for p in patches for t in python_tests(p))
-            ]
+            so_far = all_tests(patches)
             own_tests = python_tests(patches[-1]) if args.run else []
-            tests = all_tests if args.run_all else own_tests
+            tests = so_far if args.run_all else own_tests
             with tempfile.TemporaryDirectory(dir=BUILD) as name:
                 folder = Path(name)
                 make_prefix(REPO, number, stock, site_packages(ours), folder)
-                error = import_prefix(folder, all_tests)
+                error = import_prefix(server, folder, so_far)
                 if tests and not error:
                     error = run_tests(python, folder, tests)
             if cpp and not error:

@@ -23,15 +23,16 @@ from pathlib import Path
 import pytest
 
 from tools.apply import REPO
+from tools.fork_server import PACKAGES, fork_server
 from tools.prefixes import (
+    all_tests,
     changes_python,
-    importing,
-    importing_paddle,
+    import_prefix,
     make_cpp_prefix,
     make_prefix,
     python_tests,
 )
-from tools.series import PatchError, load_sections, load_series
+from tools.series import load_sections, load_series
 from tools.tests.conftest import (
     CORE,
     DEVICE,
@@ -161,57 +162,45 @@ def test_a_cpp_prefix_has_own_files_as_its_patches_leave_them(repo, tmp_path):
 
 
 @pytest.fixture
-def import_prefix():
-    with importing(Path(sys.executable), ["pytest"], []) as import_prefix:
-        yield import_prefix
+def server():
+    with fork_server(sys.executable, ["pytest"]) as server:
+        yield server
 
 
-def test_a_prefix_whose_tests_cannot_be_imported_fails(import_prefix, tmp_path):
+def test_a_prefix_whose_tests_cannot_be_imported_fails(server, tmp_path):
     one, two = "test/test_one.py", "test/test_two.py"
     write(tmp_path, {"paddle/__init__.py": "", one: "def test(): pass\n"})
-    assert import_prefix(tmp_path, [one]) == ""
+    assert import_prefix(server, tmp_path, [one]) == ""
     write(tmp_path, {two: "import helper_of_a_later_patch\n"})
-    assert import_prefix(tmp_path, [one]) == ""
-    error = import_prefix(tmp_path, [one, two])
+    assert import_prefix(server, tmp_path, [one]) == ""
+    error = import_prefix(server, tmp_path, [one, two])
     assert "helper_of_a_later_patch" in error
 
 
-def test_a_prefix_whose_paddle_cannot_be_imported_fails(
-    import_prefix, tmp_path
-):
+def test_a_prefix_whose_paddle_cannot_be_imported_fails(server, tmp_path):
     write(tmp_path, {"paddle/__init__.py": "import paddle.later\n"})
-    error = import_prefix(tmp_path, [])
+    error = import_prefix(server, tmp_path, [])
     assert "No module named 'paddle.later'" in error
 
 
-def test_each_prefix_is_imported_anew(import_prefix, tmp_path):
+def test_each_prefix_is_imported_anew(server, tmp_path):
     for name in ("one", "two"):
         init = f"import sys\nprint({name!r})\nsys.exit(1)\n"
         write(tmp_path / name, {"paddle/__init__.py": init})
-        assert import_prefix(tmp_path / name, []) == f"{name}\n"
+        assert import_prefix(server, tmp_path / name, []) == f"{name}\n"
 
 
-def test_a_prefix_whose_import_crashes_without_output_fails(
-    import_prefix, tmp_path
-):
+def test_a_prefix_whose_import_crashes_without_output_fails(server, tmp_path):
     init = "import os\nos.kill(os.getpid(), 9)\n"
     write(tmp_path, {"paddle/__init__.py": init})
-    assert import_prefix(tmp_path, []) == "exit status -9"
+    assert import_prefix(server, tmp_path, []) == "exit status -9"
 
 
-def test_paddle_from_another_folder_fails(import_prefix, tmp_path, monkeypatch):
+def test_paddle_from_another_folder_fails(server, tmp_path, monkeypatch):
     write(tmp_path, {"other/paddle/__init__.py": ""})
     monkeypatch.syspath_prepend(tmp_path / "other")
     (tmp_path / "empty").mkdir()
-    assert import_prefix(tmp_path / "empty", []) != ""
-
-
-def test_a_server_that_exits_is_an_error(tmp_path):
-    with importing(
-        Path(sys.executable), ["no_such_module"], []
-    ) as import_prefix:
-        with pytest.raises(PatchError, match=f"exited .*{tmp_path}"):
-            import_prefix(tmp_path, [])
+    assert import_prefix(server, tmp_path / "empty", []) != ""
 
 
 def test_python_imports_python_files_and_bindings(repo):
@@ -251,26 +240,25 @@ def imported_tests():
     a pull request.
     """
     last = {part.names[-1] for part in load_sections(REPO) if part.names}
-    found, so_far = [], []
-    for number, patch in enumerate(load_series(REPO), 1):
-        own = python_tests(patch)
-        so_far += own
+    series = load_series(REPO)
+    found = []
+    for number, patch in enumerate(series, 1):
         if patch.name in last:
-            found.append((number, [*dict.fromkeys(so_far)]))
+            found.append((number, all_tests(series[:number])))
         elif changes_python(patch):
-            found.append((number, own))
+            found.append((number, python_tests(patch)))
     return found
 
 
 @pytest.fixture(scope="module")
-def import_real_prefix(wheel_tree):
-    python = Path(os.environ["PADDLE_PYTHON"])
-    with importing_paddle(python, wheel_tree / "paddle") as import_prefix:
-        yield import_prefix
+def paddle_server(wheel_tree):
+    python = os.environ["PADDLE_PYTHON"]
+    with fork_server(python, PACKAGES, wheel_tree / "paddle") as server:
+        yield server
 
 
 @pytest.mark.parametrize(("number", "tests"), imported_tests())
 def test_every_prefix_and_its_tests_can_be_imported(
-    number, tests, real_prefix, import_real_prefix
+    number, tests, real_prefix, paddle_server
 ):
-    assert import_real_prefix(real_prefix(number), tests) == ""
+    assert import_prefix(paddle_server, real_prefix(number), tests) == ""
