@@ -22,6 +22,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.environment import site_packages
+from tools.fork_server import PACKAGES, fork_server
 from tools.tree import git
 from tools.wheel import REPO
 
@@ -209,25 +211,42 @@ def paddle_python():
     return python
 
 
+def environ_with(variables: dict[str, str | None]) -> dict[str, str]:
+    environ = {**os.environ, **variables}
+    return {name: v for name, v in environ.items() if v is not None}
+
+
 @pytest.fixture(scope="session")
-def run_paddle(paddle_python):
+def start_paddle(paddle_python):
     """
     Runs the Python with the custom wheel, in this process's environment plus
     the given variables; a variable that is None is unset.
     """
 
     def run(*arguments, cwd=REPO, **variables):
-        environ = {**os.environ, **variables}
         return subprocess.run(
             [paddle_python, *map(str, arguments)],
             cwd=cwd,
-            env={name: v for name, v in environ.items() if v is not None},
+            env=environ_with(variables),
             capture_output=True,
             text=True,
             timeout=600,
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def run_paddle(paddle_python):
+    """Does what start_paddle does, for code or a script, in less time."""
+    package = site_packages(Path(paddle_python)) / "paddle"
+    with fork_server(paddle_python, PACKAGES, package) as server:
+
+        def run(*arguments, cwd=REPO, **variables):
+            words = [*map(str, arguments)]
+            return server(words, cwd, environ_with(variables))
+
+        yield run
 
 
 @pytest.fixture

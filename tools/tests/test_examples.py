@@ -88,16 +88,19 @@ ON_A_MACHINE = (
 )
 
 
-@pytest.fixture
-def run_example(run_paddle):
+@pytest.fixture(scope="module")
+def run_example(start_paddle, run_paddle):
     """
-    Runs an example as a user does, and returns the match of its output. No file
-    may stay in shared memory.
+    Runs an example, the first time as a user does, and returns the match of its
+    output. No file may stay in shared memory.
     """
+    started = set()
 
     def run(name, output, *arguments, **variables):
+        run_example = run_paddle if name in started else start_paddle
+        started.add(name)
         tree = secrets.token_hex(8)
-        done = run_paddle(
+        done = run_example(
             REPO / "examples" / name,
             *arguments,
             **{

@@ -176,8 +176,11 @@ assert found == [expected] * 8, found
 
 
 @pytest.mark.parametrize("binding", [os.RTLD_NOW, os.RTLD_LAZY])
-def test_concurrently_computing_threads_find_their_contexts(binding, output_of):
-    output_of(DRAWS, binding)
+def test_concurrently_computing_threads_find_their_contexts(
+    binding, start_paddle
+):
+    done = start_paddle("-c", DRAWS, binding)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # The modules of streams and of programs both redirect the calls of the backward
@@ -218,13 +221,13 @@ def test_a_second_backward_pass_is_refused_if_streams_come_later(output_of):
     output_of(SECOND_PASS)
 
 
-def test_backward_waits_for_a_stream_that_comes_before_programs(run_paddle):
+def test_backward_waits_for_a_stream_that_comes_before_programs(start_paddle):
     test = (
         "test/custom_runtime/test_thread_stream_to_static_order.py"
         "::TestProgramsOfToStatic"
         "::test_backward_waits_for_the_stream_of_the_calling_thread"
     )
-    done = run_paddle("-m", "pytest", "-q", REPO / test)
+    done = start_paddle("-m", "pytest", "-q", REPO / test)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
