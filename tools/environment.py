@@ -73,14 +73,17 @@ def environment(folder: Path, wheel: Path) -> Path:
 
 def _install(python: Path, *packages: str | Path) -> None:
     # With the pip of this Python: installing pip in an environment takes longer
-    # than unpacking Paddle. All modules are compiled here, on all CPUs, since
-    # many containers set PYTHONDONTWRITEBYTECODE: each test process would
-    # compile them again.
+    # than unpacking Paddle. All modules except the packages' tests are compiled
+    # here, on all CPUs, since many containers set PYTHONDONTWRITEBYTECODE: each
+    # test process would compile them again.
     run(
         *(sys.executable, "-m", "pip", "--python", python),
         *("install", "-q", "--no-compile", *packages),
     )
-    run(python, "-m", "compileall", "-q", "-j", "0", site_packages(python))
+    run(
+        *(python, "-m", "compileall", "-q", "-j", "0"),
+        *("-x", "site-packages/.+/tests/", site_packages(python)),
+    )
 
 
 def add_packages(python: Path, packages: tuple[str, ...]) -> None:
