@@ -200,9 +200,12 @@ def script_command(script: str) -> list[str]:
 
 def pristine_environment() -> dict[str, str]:
     """
-    Returns the environment that this process was started with. A script that
-    runs with it is the root of its own process tree, whatever ran here before.
+    Returns the environment that this process was started with, where the system
+    keeps it, else the current one. A script that runs with it is like one that
+    a user starts, whatever ran here before.
     """
+    if not _ON_LINUX:
+        return dict(os.environ)
     with open("/proc/self/environ") as environ:
         entries = environ.read().split("\0")
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
@@ -233,6 +236,16 @@ def run_command(
     process = start_command(
         command, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
+    return finish_command(case, process)
+
+
+def finish_command(
+    case: unittest.TestCase, process: subprocess.Popen
+) -> subprocess.CompletedProcess:
+    """
+    Waits until a process of `start_command` exits; kills it after a timeout.
+    Fails `case` unless it exits with 0.
+    """
     try:
         out, err = process.communicate(timeout=WAIT_S)
     except subprocess.TimeoutExpired:
@@ -243,4 +256,4 @@ def run_command(
             process.kill()
         out, err = process.communicate()
     case.assertEqual(process.returncode, 0, err[-4000:])
-    return subprocess.CompletedProcess(command, 0, out, err)
+    return subprocess.CompletedProcess(process.args, 0, out, err)

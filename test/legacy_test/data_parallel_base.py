@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import multiprocessing
 import operator
 import os
@@ -110,6 +111,8 @@ def _serve(rank: int, size: int, port: int, connection) -> None:
 
 def answer_calls(connection) -> None:
     """Joins the default group, and answers the calls of `Ranks`."""
+    # In a forked process, collections would copy the memory of all objects.
+    gc.freeze()
     paddle.set_device("cpu")
     join_default_group()
     while True:

@@ -37,6 +37,7 @@ from concurrent_base import (
     run_command,
     script_command,
 )
+from forked_script import ForkedScript, run_forked_script, start_forked_script
 from killed_test_run import end_with
 from shared_tensor_leaks import no_leak
 
@@ -383,22 +384,32 @@ paddle.set_device("cpu")
 """
 
 
-def sharing_script(body: str) -> list[str]:
-    """Returns the command that runs a script after SCRIPT_HEAD."""
-    return script_command(SCRIPT_HEAD + textwrap.dedent(body))
+def start_sharing_script(body: str) -> ForkedScript | subprocess.Popen:
+    """Starts a script after SCRIPT_HEAD, whose stdout and stderr are pipes."""
+    return start_forked_script(SCRIPT_HEAD + textwrap.dedent(body))
 
 
 def run_sharing_script(
+    case: unittest.TestCase, body: str, *arguments: str
+) -> subprocess.CompletedProcess:
+    """Runs a script to its end. Fails `case` unless it exits with 0."""
+    script = SCRIPT_HEAD + textwrap.dedent(body)
+    return run_forked_script(case, script, *arguments)
+
+
+def run_new_sharing_script(
     case: unittest.TestCase,
     body: str,
     wrapper: tuple[str, ...] = (),
     variables: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess:
     """
-    Runs a script to its end, through the command `wrapper` if given, and fails
-    `case` unless it exits with 0. `variables` lists environment variables that
-    were set after the start of this process, to be passed to the script.
+    Runs a script to its end in a new Python, through the command `wrapper` if
+    given, and fails `case` unless it exits with 0. `variables` lists
+    environment variables that were set after the start of this process, to be
+    passed to the script.
     """
     environment = pristine_environment()
     environment.update((name, os.environ[name]) for name in variables)
-    return run_command(case, [*wrapper, *sharing_script(body)], environment)
+    script = script_command(SCRIPT_HEAD + textwrap.dedent(body))
+    return run_command(case, [*wrapper, *script], environment)

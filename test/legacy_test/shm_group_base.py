@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import os
@@ -23,6 +24,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 import unittest
@@ -82,7 +84,13 @@ def _fork_ranks(requests: Connection, starter: int) -> None:
                 requests.close()
                 os.environ.update(environment)
                 serve(connection)
-                # Like the end of a script: runs the atexit functions.
+                if environment["PADDLE_TRAINER_ID"] != "0":
+                    # All of an interpreter's end but the destruction of its
+                    # modules, which takes longer than most tests.
+                    threading._shutdown()
+                    atexit._run_exitfuncs()
+                    os._exit(0)
+                # Like the end of a script.
                 sys.exit()
             connection.close()
             requests.send(child)

@@ -20,6 +20,7 @@ import time
 import unittest
 
 from concurrent_base import run_command, script_command
+from forked_script import run_forked_script
 
 import paddle  # noqa: F401
 
@@ -80,9 +81,12 @@ def sleep(queue):
     sys.platform == "linux", "forks, and needs Paddle's handler"
 )
 class TestSigterm(unittest.TestCase):
-    def printed_by(self, script: str) -> str:
+    def printed_by(self, script: str, in_new_python: bool = False) -> str:
         """Returns what a script and its children print."""
-        done = run_command(self, script_command(script), None)
+        if in_new_python:
+            done = run_command(self, script_command(script), None)
+        else:
+            done = run_forked_script(self, script)
         return done.stdout + done.stderr
 
     def printed_by_terminated_child(
@@ -98,7 +102,8 @@ class TestSigterm(unittest.TestCase):
                 exitcode=exitcode,
                 before_import=before_import,
                 after_import=after_import,
-            )
+            ),
+            in_new_python=bool(before_import),
         )
 
     def test_sigterm_ends_a_child_without_a_report(self):
@@ -110,9 +115,10 @@ class TestSigterm(unittest.TestCase):
                 )
 
     def test_a_child_that_imports_paddle_late_ends_without_a_report(self):
-        self.assertNotIn(
-            "FatalError", self.printed_by(TERMINATE_AFTER_LATE_IMPORT)
+        printed = self.printed_by(
+            TERMINATE_AFTER_LATE_IMPORT, in_new_python=True
         )
+        self.assertNotIn("FatalError", printed)
 
     def test_a_child_keeps_the_python_handler_of_its_parent(self):
         set_handler = "signal.signal(signal.SIGTERM, lambda *_: os._exit(7))"

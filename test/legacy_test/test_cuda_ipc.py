@@ -665,6 +665,8 @@ def descriptors_of_chunks() -> int:
 class TestChunks(GpuTestCase):
     """Memory that is mapped in chunks, as by the virtual-memory allocator."""
 
+    method = "forkserver"
+
     def setUp(self):
         super().setUp()
         self.use_chunks(exportable=True)
@@ -756,6 +758,8 @@ class TestChunks(GpuTestCase):
 
 
 class TestRefusals(GpuTestCase):
+    method = "forkserver"
+
     def assert_refused_by(self, peer, what: str, call, *args) -> None:
         with self.assertRaises(PeerError) as caught:
             peer.call(call, *args)
@@ -813,7 +817,12 @@ class TestRefusals(GpuTestCase):
 
     def peer_that_sees(self, devices: str) -> Peer:
         vector()  # initializes the GPUs of this process
-        with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=devices):
+        # A fork server has the environment in which it was started.
+        spawn = multiprocessing.get_context("spawn")
+        with (
+            mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=devices),
+            mock.patch.object(type(self), "context", spawn),
+        ):
             peer = self.new_peer()
         self.addCleanup(peer.close)
         return peer

@@ -109,12 +109,13 @@ class Store:
 def consume(connection, seed: int) -> None:
     """Answers each message with another message; None ends it."""
     store = Store(seed)
+    parent = multiprocessing.parent_process().pid
     for message in iter(connection.recv, None):
         try:
             store.take(message)
         except RuntimeError:
             # Of this process and of its parent, both alive, none may be lost.
-            if message.maker in (os.getpid(), os.getppid()):
+            if message.maker in (os.getpid(), parent):
                 raise
         connection.send(store.next_message())
     store.clear()
@@ -150,7 +151,7 @@ class TestStress(unittest.TestCase):
     def kill_consumers_at_random(self) -> tuple[int, int]:
         """Returns the numbers of killed consumers and received messages."""
         rng = random.Random(SEED)
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
         store = Store(rng.getrandbits(32))
         consumers: dict = {}
         killed: set[int] = set()

@@ -37,6 +37,7 @@ from concurrent_base import (
     wait_until,
     wait_until_threads_end,
 )
+from forked_script import run_forked_script
 
 from paddle.base import core
 from paddle.io import DataLoader, Dataset
@@ -308,7 +309,7 @@ class TestFork(DroppedTestCase):
 class TestExit(unittest.TestCase):
     def run_script(self, workers, end=""):
         script = SCRIPT.format(workers=workers) + end
-        run_command(self, script_command(script), pristine_environment())
+        run_forked_script(self, script)
 
     def test_a_program_exits_while_an_iterator_exists(self):
         for workers in (0, 2) if HAS_FORK else (0,):

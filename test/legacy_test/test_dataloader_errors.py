@@ -36,12 +36,10 @@ import numpy as np
 from concurrent_base import (
     WAIT_S,
     in_thread,
-    pristine_environment,
-    run_command,
-    script_command,
     wait_until,
     wait_until_threads_end,
 )
+from forked_script import run_forked_script
 
 from paddle.io import DataLoader, Dataset, IterableDataset
 from paddle.io.dataloader import dataloader_iter
@@ -308,7 +306,7 @@ class TestAfterAnError(unittest.TestCase):
 
     @unittest.skipUnless(sys.platform == "linux", "no worker processes here")
     def test_an_epoch_after_ctrl_c_is_complete(self):
-        run_command(self, script_command(CTRL_C), pristine_environment())
+        run_forked_script(self, CTRL_C)
 
 
 class KilledWithinResult(Dataset):
@@ -444,9 +442,8 @@ class TestWorkerProcesses(unittest.TestCase):
             in_thread(list, batches)
 
     def test_program_exits_after_an_error(self):
-        script = script_command(EXIT_AFTER_ERROR)
         for persistent in ("", "persistent"):
-            run_command(self, [*script, persistent], pristine_environment())
+            run_forked_script(self, EXIT_AFTER_ERROR, persistent)
 
     def test_an_error_does_not_wait_for_other_workers(self):
         gate = multiprocessing.get_context("fork").Event()

@@ -28,6 +28,7 @@ import numpy as np
 from concurrent_base import wait_until
 from shared_tensor_base import (  # noqa: F401
     STRATEGIES,
+    run_new_sharing_script,
     run_sharing_script,
     setUpModule,
     tearDownModule,
@@ -508,7 +509,7 @@ class TestFlags(LoaderTestCase):
     def test_tensors_arrive_without_pir(self):
         # The data types of tensors then belong to another enumeration.
         with self.environment("FLAGS_enable_pir_api", "0"):
-            run_sharing_script(
+            run_new_sharing_script(
                 self,
                 """
                 import test_dataloader_shared_memory as module
@@ -638,7 +639,7 @@ class TestErrors(LoaderTestCase):
 
     def test_batches_larger_than_dev_shm_arrive(self):
         # With one file per tensor, a worker would die of SIGBUS here.
-        run_sharing_script(
+        run_new_sharing_script(
             self,
             """
             import test_dataloader_shared_memory as module
@@ -655,7 +656,7 @@ class TestErrors(LoaderTestCase):
         )
 
     def test_full_dev_shm_does_not_change_the_sharing_strategy(self):
-        run_sharing_script(
+        run_new_sharing_script(
             self,
             """
             import numpy as np

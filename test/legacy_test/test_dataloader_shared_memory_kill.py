@@ -20,24 +20,18 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import time
 import unittest
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from concurrent_base import (
-    WAIT_S,
-    pristine_environment,
-    start_command,
-    wait_until,
-)
+from concurrent_base import WAIT_S, wait_until
 from killed_test_run import exists
 from shared_tensor_base import (  # noqa: F401
     STRATEGIES,
     run_sharing_script,
     setUpModule,
-    sharing_script,
+    start_sharing_script,
     tearDownModule,
 )
 from shared_tensor_leaks import no_leak, shared_files_of
@@ -88,12 +82,7 @@ def send_and_wait(connection, strategy):
 
 def start_script(body):
     """Starts a script that prints a line. Returns the process and the line."""
-    process = start_command(
-        sharing_script(SCRIPT + body),
-        pristine_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+    process = start_sharing_script(SCRIPT + body)
     return process, json.loads(process.stdout.readline())
 
 
@@ -197,7 +186,7 @@ assert not multiprocessing.active_children()
 
 class TestKilledParent(unittest.TestCase):
     def assert_leaves_nothing(self, process, pids, tree):
-        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.communicate)
         wait_until(
             lambda: not any(exists(pid) for pid in pids),
             "end of the workers",
@@ -220,20 +209,20 @@ print(json.dumps([pids, tree]), flush=True)
     def test_workers_end_and_leave_nothing(self):
         process, (pids, tree) = self.start("time.sleep(1000)")
         os.kill(process.pid, signal.SIGKILL)
-        process.wait(WAIT_S)
+        process.wait()
         self.assert_leaves_nothing(process, pids, tree)
 
     def test_nothing_is_left_when_all_are_killed(self):
         process, (pids, tree) = self.start("time.sleep(1000)")
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(WAIT_S)
+        process.wait()
         # The next process that shares a tensor removes leftovers.
         run_sharing_script(self, "paddle.ones([1]).share_memory_()")
         self.assert_leaves_nothing(process, pids, tree)
 
     def test_process_that_leaves_an_epoch_ends_with_nothing_left(self):
         process, (pids, tree) = self.start("")
-        self.assertEqual(process.wait(WAIT_S), 0)
+        self.assertEqual(process.wait(), 0)
         self.assert_leaves_nothing(process, pids, tree)
 
 

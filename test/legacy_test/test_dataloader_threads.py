@@ -30,11 +30,10 @@ from concurrent_base import (
     WAIT_S,
     in_thread,
     in_threads,
-    run_command,
-    script_command,
     switch_threads_often,
     wait_until,
 )
+from forked_script import run_forked_script
 from test_dataloader_shared_memory import Items, Numbers, plain
 
 import paddle
@@ -747,69 +746,60 @@ class TestEnd(WorkersTestCase):
         self.assertFalse(consumer.is_alive())
 
     def test_a_program_exits_while_workers_work(self):
-        run_command(
+        run_forked_script(
             self,
-            script_command(
-                "import numpy as np, paddle\n"
-                "from test_dataloader_threads import *\n"
-                "def slow(i):\n"
-                "    return paddle.ones([200, 200]) @ paddle.ones([200, 200])\n"
-                "iterator = iter(load(Items(slow, 10000), batch_size=8))\n"
-                "next(iterator)\n"
-            ),
-            {**os.environ, "GLOG_minloglevel": "2"},
+            "import numpy as np, paddle\n"
+            "from test_dataloader_threads import *\n"
+            "def slow(i):\n"
+            "    return paddle.ones([200, 200]) @ paddle.ones([200, 200])\n"
+            "iterator = iter(load(Items(slow, 10000), batch_size=8))\n"
+            "next(iterator)\n",
         )
 
     @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
     def test_a_forked_child_gets_an_error_and_the_parent_goes_on(self):
-        run_command(
+        run_forked_script(
             self,
-            script_command(
-                "from test_dataloader_threads import *\n"
-                "iterator = iter(load(Items(number, 9)))\n"
-                "next(iterator)\n"
-                "child = os.fork()\n"
-                "if child == 0:\n"
-                "    try:\n"
-                "        next(iterator)\n"
-                "    except RuntimeError as error:\n"
-                "        os._exit(\n"
-                "            f'process {os.getppid()}' in str(error)\n"
-                "            and 'over the loader again' in str(error)\n"
-                "        )\n"
-                "    os._exit(0)\n"
-                "status = os.waitpid(child, 0)[1]\n"
-                "assert os.waitstatus_to_exitcode(status) == 1\n"
-                "assert [b.item() for b in iterator] == [*range(1, 9)]\n"
-            ),
-            {**os.environ, "GLOG_minloglevel": "2"},
+            "from test_dataloader_threads import *\n"
+            "iterator = iter(load(Items(number, 9)))\n"
+            "next(iterator)\n"
+            "child = os.fork()\n"
+            "if child == 0:\n"
+            "    try:\n"
+            "        next(iterator)\n"
+            "    except RuntimeError as error:\n"
+            "        os._exit(\n"
+            "            f'process {os.getppid()}' in str(error)\n"
+            "            and 'over the loader again' in str(error)\n"
+            "        )\n"
+            "    os._exit(0)\n"
+            "status = os.waitpid(child, 0)[1]\n"
+            "assert os.waitstatus_to_exitcode(status) == 1\n"
+            "assert [b.item() for b in iterator] == [*range(1, 9)]\n",
         )
 
     @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
     def test_a_forked_child_iterates_over_a_loader_with_persistent_workers(
         self,
     ):
-        run_command(
+        run_forked_script(
             self,
-            script_command(
-                "from test_dataloader_threads import *\n"
-                "loader = load(Items(number, 9), persistent_workers=True)\n"
-                "def numbers():\n"
-                "    return [batch.item() for batch in loader]\n"
-                "for _ in range(2):\n"
-                "    assert numbers() == [*range(9)]\n"
-                "workers = loader._iterator._workers\n"
-                "child = os.fork()\n"
-                "for _ in range(2):\n"
-                "    assert numbers() == [*range(9)]\n"
-                "kept = loader._iterator._workers is workers\n"
-                "if child == 0:\n"
-                "    os._exit(kept)\n"
-                "status = os.waitpid(child, 0)[1]\n"
-                "assert os.waitstatus_to_exitcode(status) == 0\n"
-                "assert kept\n"
-            ),
-            {**os.environ, "GLOG_minloglevel": "2"},
+            "from test_dataloader_threads import *\n"
+            "loader = load(Items(number, 9), persistent_workers=True)\n"
+            "def numbers():\n"
+            "    return [batch.item() for batch in loader]\n"
+            "for _ in range(2):\n"
+            "    assert numbers() == [*range(9)]\n"
+            "workers = loader._iterator._workers\n"
+            "child = os.fork()\n"
+            "for _ in range(2):\n"
+            "    assert numbers() == [*range(9)]\n"
+            "kept = loader._iterator._workers is workers\n"
+            "if child == 0:\n"
+            "    os._exit(kept)\n"
+            "status = os.waitpid(child, 0)[1]\n"
+            "assert os.waitstatus_to_exitcode(status) == 0\n"
+            "assert kept\n",
         )
 
 

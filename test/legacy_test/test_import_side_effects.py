@@ -27,6 +27,7 @@ from concurrent_base import (
     pristine_environment,
 )
 from shared_tensor_base import (
+    run_new_sharing_script,
     run_sharing_script,
 )
 
@@ -197,7 +198,9 @@ class TestHeaps(unittest.TestCase):
     """A heap reads limits and takes locks at each fork once it exists."""
 
     def run_script(self, before, after):
-        done = run_sharing_script(self, before + WITHOUT_RANDOM_BITS + after)
+        done = run_new_sharing_script(
+            self, before + WITHOUT_RANDOM_BITS + after
+        )
         if "no filter" in done.stdout:
             self.skipTest(done.stdout)
 

@@ -23,6 +23,7 @@ from concurrent_base import (
     run_command,
     script_command,
 )
+from forked_script import run_forked_script
 from inference_threads_base import IMAGE, IMAGE_LEGACY, PredictorTestCase
 
 FORK = """
@@ -66,7 +67,7 @@ def config():
     path = sys.argv[1].rpartition(".")[0]
     model = Config(sys.argv[1], path + ".pdiparams")
     model.disable_glog_info()
-    if "ONEDNN" in os.environ:
+    if "onednn" in sys.argv:
         model.enable_mkldnn()
     else:
         model.disable_mkldnn()
@@ -439,6 +440,11 @@ assert not predictors
 )
 
 
+# Keeps glibc from unmapping stacks, which would free the variables that
+# keep_variables_of_parents_threads keeps.
+VARIABLES = {"GLIBC_TUNABLES": f"glibc.pthread.stack_cache_size={1 << 40}"}
+
+
 @unittest.skipUnless(hasattr(os, "fork"), "needs fork and signals")
 class TestForkAndExit(PredictorTestCase):
     def run_script(
@@ -449,16 +455,18 @@ class TestForkAndExit(PredictorTestCase):
         onednn: bool = False,
     ) -> None:
         path = os.path.join(self.folder, program)
+        end = ["onednn"] if onednn else []
+        run_forked_script(self, script, path, *args, *end, **VARIABLES)
+
+    def run_script_that_imports_paddle(
+        self, script: str, *args: str, program: str = IMAGE + ".json"
+    ) -> None:
+        """Runs a script that has something to do before it imports Paddle."""
+        path = os.path.join(self.folder, program)
         run_command(
             self,
             [*script_command(script), path, *args],
-            {
-                **pristine_environment(),
-                **({"ONEDNN": "1"} if onednn else {}),
-                # Keeps glibc from unmapping stacks, which would free the
-                # variables that keep_variables_of_parents_threads keeps.
-                "GLIBC_TUNABLES": f"glibc.pthread.stack_cache_size={1 << 40}",
-            },
+            {**pristine_environment(), **VARIABLES},
         )
 
     def test_child_of_a_fork_while_threads_run_predictors(self):
@@ -478,7 +486,7 @@ class TestForkAndExit(PredictorTestCase):
                 self.run_script(FIRST_PREDICTOR, way)
 
     def test_fork_handler_may_wait_for_a_request_of_another_thread(self):
-        self.run_script(FORK_WITH_LOCK)
+        self.run_script_that_imports_paddle(FORK_WITH_LOCK)
 
     def test_predictor_in_use_at_the_fork_is_unavailable_in_the_child(self):
         for onednn in (False, True):
@@ -505,7 +513,9 @@ class TestForkAndExit(PredictorTestCase):
         for program in (IMAGE + ".json", IMAGE_LEGACY + ".pdmodel"):
             for what in ("run", "pool", "clone", "make"):
                 with self.subTest(program=program, what=what):
-                    self.run_script(EXIT_IN_HANDLERS, what, program=program)
+                    self.run_script_that_imports_paddle(
+                        EXIT_IN_HANDLERS, what, program=program
+                    )
 
     def test_exit_while_a_hook_waits(self):
         self.run_script(EXIT_IN_HOOK)

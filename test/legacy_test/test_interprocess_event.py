@@ -225,6 +225,8 @@ class TestSending(GpuTestCase):
 
 
 class TestOrder(GpuTestCase):
+    method = "forkserver"
+
     def setUp(self):
         super().setUp()
         self.tensor = vector()
@@ -261,6 +263,8 @@ class TestOrder(GpuTestCase):
 
 
 class TestLifetime(GpuTestCase):
+    method = "forkserver"
+
     def setUp(self):
         super().setUp()
         self.used_before = self.used()
@@ -333,6 +337,8 @@ def put_error_of_query(queue, event):
 
 
 class TestRefusals(GpuTestCase):
+    method = "forkserver"
+
     def test_event_without_interprocess_is_refused(self):
         event = Event.__new__(Event)
         event.device = None

@@ -17,11 +17,7 @@ from __future__ import annotations
 
 import unittest
 
-from concurrent_base import (
-    pristine_environment,
-    run_command,
-    script_command,
-)
+from forked_script import run_forked_script
 
 import paddle
 from paddle.base import shared_storage
@@ -47,7 +43,7 @@ class TestIpcCollect(unittest.TestCase):
                 self.assertIn("ipc_collect", module.__all__)
 
     def test_a_process_that_has_sent_nothing_joins_no_process_tree(self):
-        run_command(self, script_command(SCRIPT), pristine_environment())
+        run_forked_script(self, SCRIPT)
 
 
 if __name__ == "__main__":

@@ -27,14 +27,8 @@ from typing import Callable
 from unittest import mock
 
 import numpy as np
-from concurrent_base import (
-    WAIT_S,
-    Worker,
-    in_thread,
-    in_threads,
-    run_command,
-    script_command,
-)
+from concurrent_base import WAIT_S, Worker, in_thread, in_threads
+from forked_script import run_forked_script
 from jit_threads_base import (
     SPEC,
     JitTestCase,
@@ -893,10 +887,11 @@ class TestOldFormat(unittest.TestCase):
 
     def run_legacy(self, script: str, **environment: str) -> list[str]:
         folder = os.path.dirname(os.path.abspath(__file__))
-        done = run_command(
+        done = run_forked_script(
             self,
-            script_command(script.format(folder=folder)),
-            {**os.environ, "FLAGS_enable_pir_api": "0", **environment},
+            script.format(folder=folder),
+            FLAGS_enable_pir_api="0",
+            **environment,
         )
         return done.stdout.splitlines()
 

@@ -18,6 +18,7 @@ import unittest
 from unittest import mock
 
 from concurrent_base import run_command, script_command
+from forked_script import run_forked_script
 from thread_device_base import on_every_device_list
 
 import paddle
@@ -93,13 +94,13 @@ class TestMemoryStats(unittest.TestCase):
         # In a new process: where threads that allocated memory have ended, the
         # count of the reserved memory is wrong.
         script = RESERVED.format(devices=self.devices)
-        run_command(self, script_command(script), {**os.environ})
+        run_forked_script(self, script)
 
     def test_counts_of_ended_threads_are_kept_by_a_tensor_of_main_thread(
         self,
     ):
         script = ENDED_THREADS.format(devices=self.devices)
-        run_command(self, script_command(script), {**os.environ})
+        run_forked_script(self, script)
 
     def test_default_is_the_current_device(self):
         for name in self.devices:

@@ -23,13 +23,8 @@ import pickle
 import signal
 import unittest
 
-from concurrent_base import (
-    WAIT_S,
-    in_thread,
-    run_command,
-    script_command,
-    wait_until,
-)
+from concurrent_base import WAIT_S, in_thread, wait_until
+from forked_script import run_forked_script
 from multiprocessing_spawn_base import START_METHODS, over_start_methods
 from thread_device_base import (
     ForkTestCase,
@@ -219,7 +214,7 @@ class TestPool(unittest.TestCase):
     def test_a_pool_may_be_left_while_its_workers_start(self):
         for method in ("spawn", "forkserver"):
             script = LEAVE_POOLS.format(method=method)
-            done = run_command(self, script_command(script), None)
+            done = run_forked_script(self, script)
             self.assertNotIn("FatalError", done.stdout + done.stderr)
 
     def test_arguments_are_those_of_python(self):

@@ -19,11 +19,8 @@ from __future__ import annotations
 import sys
 import unittest
 
-from concurrent_base import (
-    pristine_environment,
-    run_command,
-    script_command,
-)
+from concurrent_base import pristine_environment, run_command, script_command
+from forked_script import run_forked_script
 
 VARIABLE = "PADDLE_SHARED_MEMORY_TREE"
 START_METHODS = ("fork", "spawn", "forkserver")
@@ -38,12 +35,8 @@ paddle.set_device("cpu")
 
 @unittest.skipUnless(sys.platform == "linux", "shared memory needs Linux")
 class TestProcessTree(unittest.TestCase):
-    def run_script(self, script, **variables):
-        run_command(
-            self,
-            script_command(HEAD + script),
-            {**pristine_environment(), **variables},
-        )
+    def run_script(self, script):
+        run_forked_script(self, HEAD + script)
 
     def test_first_share_joins(self):
         self.run_script(
@@ -99,12 +92,15 @@ assert got == tree, (got, tree)
     def test_invalid_number_of_a_tree_is_replaced(self):
         for number in ("", "0", "none", "1" * 17):
             with self.subTest(number):
-                self.run_script(
-                    f"""
+                # In a new Python: the import of Paddle reads the variable.
+                script = f"""
 paddle.ones([2]).share_memory_()
 assert 0 < int(os.environ["{VARIABLE}"], 16) < 1 << 64
-""",
-                    **{VARIABLE: number},
+"""
+                run_command(
+                    self,
+                    script_command(HEAD + script),
+                    {**pristine_environment(), VARIABLE: number},
                 )
 
 

@@ -20,15 +20,8 @@ import threading
 import unittest
 import weakref
 
-from concurrent_base import (
-    WAIT_S,
-    Worker,
-    in_fork,
-    in_thread,
-    in_threads,
-    run_command,
-    script_command,
-)
+from concurrent_base import WAIT_S, Worker, in_fork, in_thread, in_threads
+from forked_script import run_forked_script
 
 import paddle
 from paddle.autograd import saved_tensors_hooks
@@ -317,15 +310,12 @@ class TestOtherThreads(HooksTestCase):
 
 class TestExit(HooksTestCase):
     def test_a_program_ends_after_a_thread_ran_beside_hooks(self):
-        run_command(
+        run_forked_script(
             self,
-            script_command(
-                "from test_saved_tensors_hooks_threads import *\n"
-                "paddle.set_device('cpu')\n"
-                "with times(10):\n"
-                "    in_thread(grad_of_square, leaf(1))\n"
-            ),
-            None,
+            "from test_saved_tensors_hooks_threads import *\n"
+            "paddle.set_device('cpu')\n"
+            "with times(10):\n"
+            "    in_thread(grad_of_square, leaf(1))\n",
         )
 
 

@@ -479,7 +479,7 @@ class TestModels(SharingTestCase):
         self.assertEqual(view_there.data_ptr(), view.data_ptr())
 
 
-@over_every_way_to_send(methods=("spawn",))
+@over_every_way_to_send(methods=("forkserver",))
 class TestInitializers(SharingTestCase):
     def test_other_processes_see_the_values_of_an_initializer(self):
         no_kernel = {"Orthogonal", "TruncatedNormal"}
@@ -610,8 +610,10 @@ class TestChangesOfASharedTensor(unittest.TestCase):
 
 
 class TestArguments(unittest.TestCase):
-    def run_in_spawned_process(self, target: Callable, *args: Any) -> None:
-        process = sharing.get_context("spawn").Process(target=target, args=args)
+    def run_in_new_program(self, target: Callable, *args: Any) -> None:
+        process = sharing.get_context("forkserver").Process(
+            target=target, args=args
+        )
         process.start()
         process.join(WAIT_S)
         self.assertEqual(process.exitcode, 0)
@@ -622,7 +624,7 @@ class TestArguments(unittest.TestCase):
         optimizer = paddle.optimizer.Adam(0.1, parameters=layer.parameters())
         step(layer, optimizer)
         before = values_of(layer)
-        self.run_in_spawned_process(step, layer, optimizer)
+        self.run_in_new_program(step, layer, optimizer)
         self.assertNotEqual(values_of(layer), before)
 
     def test_state_of_an_optimizer_is_an_argument_of_a_process(self):
@@ -631,7 +633,7 @@ class TestArguments(unittest.TestCase):
         step(layer, optimizer)
         state = optimizer.state_dict()
         self.assertEqual(len(state), 8)
-        self.run_in_spawned_process(fill_all, None, state, 5)
+        self.run_in_new_program(fill_all, None, state, 5)
         for name, tensor in state.items():
             self.assertTrue((tensor == 5).all().item(), name)
 

@@ -18,19 +18,12 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import threading
 import unittest
 from multiprocessing.reduction import ForkingPickler
-from unittest import mock
 
-from concurrent_base import (
-    WAIT_S,
-    pristine_environment,
-    start_command,
-    wait_until,
-)
+from concurrent_base import WAIT_S, wait_until
 from shared_tensor_base import (  # noqa: F401
     PeerError,
     SharingTestCase,
@@ -41,9 +34,10 @@ from shared_tensor_base import (  # noqa: F401
     keep,
     load_and_describe,
     over_every_way_to_send,
+    run_new_sharing_script,
     run_sharing_script,
     setUpModule,
-    sharing_script,
+    start_sharing_script,
     tearDownModule,
 )
 from shared_tensor_leaks import (
@@ -390,12 +384,7 @@ class TestTrees(SharingTestCase):
 
     def killed_tree(self) -> set[str]:
         """Kills a process tree and returns the files that it had."""
-        tree = start_command(
-            sharing_script(TREE),
-            pristine_environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        tree = start_sharing_script(TREE)
         kill = threading.Timer(WAIT_S, os.killpg, (tree.pid, signal.SIGKILL))
         kill.start()
         ready = tree.stdout.readline()
@@ -407,7 +396,7 @@ class TestTrees(SharingTestCase):
         with kept_files(tree_of(min(names)).rpartition("-")[2]):
             os.killpg(tree.pid, signal.SIGKILL)
             # All processes of the tree had its output pipe.
-            self.assertEqual(tree.communicate(timeout=WAIT_S), ("", None))
+            self.assertEqual(tree.communicate(timeout=WAIT_S)[0], "")
             self.assertLessEqual(names, shared_files())
         return names
 
@@ -467,7 +456,7 @@ SEND_AND_END = """
 import subprocess
 tensor = paddle.arange(6).share_memory_()
 program = subprocess.Popen(
-    [sys.executable, "-c", os.environ["PROGRAM"]], stdin=subprocess.PIPE
+    [sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE
 )
 program.stdin.write(ForkingPickler.dumps(tensor))
 program.stdin.flush()
@@ -503,8 +492,7 @@ class TestPrograms(unittest.TestCase):
 
     def run_parent(self, program: str, script: str) -> tuple[str, set[str]]:
         """Returns the program's output, and the tree's files at that time."""
-        with mock.patch.dict(os.environ, PROGRAM=program):
-            done = run_sharing_script(self, script, variables=("PROGRAM",))
+        done = run_sharing_script(self, script, program)
         tree, *said = done.stdout.split()
         files = {name for name in shared_files() if f"-{tree}-" in name}
         return " ".join(said), files
@@ -559,7 +547,7 @@ class TestManyProducers(unittest.TestCase):
         for strategy in ("file_system", "file_descriptor"):
             for gibibytes in (4, 128):
                 with self.subTest(strategy=strategy, gibibytes=gibibytes):
-                    run_sharing_script(
+                    run_new_sharing_script(
                         self,
                         f"""
                         sharing.set_sharing_strategy("{strategy}")
@@ -592,7 +580,7 @@ class TestManyProducers(unittest.TestCase):
     def test_results_are_reduced_to_their_pages_when_descriptors_are_short(
         self,
     ):
-        run_sharing_script(
+        run_new_sharing_script(
             self,
             KEEP_RESULTS
             + """

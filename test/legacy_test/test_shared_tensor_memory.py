@@ -33,7 +33,7 @@ from shared_tensor_base import (  # noqa: F401
     fill,
     keep,
     over_every_way_to_send,
-    run_sharing_script,
+    run_new_sharing_script,
     setUpModule,
     tearDownModule,
 )
@@ -252,7 +252,7 @@ def private_shm(options: str) -> tuple[str, ...]:
 
 class TestDevShm(unittest.TestCase):
     def test_full_dev_shm_is_a_clear_error_and_loses_nothing(self):
-        run_sharing_script(
+        run_new_sharing_script(
             self,
             """
             MIB = 1 << 20
@@ -285,7 +285,7 @@ class TestDevShm(unittest.TestCase):
     def test_file_descriptor_strategy_does_not_need_dev_shm(self):
         for options in ("size=4m", "ro"):
             with self.subTest(options):
-                run_sharing_script(
+                run_new_sharing_script(
                     self,
                     """
                     sharing.set_sharing_strategy("file_descriptor")
@@ -305,7 +305,7 @@ class TestDevShm(unittest.TestCase):
                 )
 
     def test_read_only_dev_shm_is_a_clear_error(self):
-        run_sharing_script(
+        run_new_sharing_script(
             self,
             """
             tensor = paddle.ones([5])

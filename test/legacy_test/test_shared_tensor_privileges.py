@@ -48,7 +48,7 @@ os.setgid({NOBODY})
 os.setuid({NOBODY})
 context = multiprocessing.get_context("fork")
 ours, theirs = context.Pipe()
-child = context.Process(target=send, args=(theirs, os.environ["VARIANT"]))
+child = context.Process(target=send, args=(theirs, sys.argv[1]))
 child.start()
 try:
     tensor = ForkingPickler.loads(ours.recv_bytes())
@@ -65,9 +65,7 @@ child.join()
 class TestOtherUser(unittest.TestCase):
     def received(self, variant: str) -> str:
         """Returns the result of receiving a tensor from a script's child."""
-        os.environ["VARIANT"] = variant
-        self.addCleanup(os.environ.pop, "VARIANT")
-        return run_sharing_script(self, SCRIPT, variables=("VARIANT",)).stdout
+        return run_sharing_script(self, SCRIPT, variant).stdout
 
     def test_sender_that_is_not_dumpable_is_named_with_how_to_fix_it(self):
         said = self.received("file_descriptor")

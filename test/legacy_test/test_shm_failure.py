@@ -336,27 +336,33 @@ def new_group_and_die_while_collecting(seconds: float) -> None:
     time.sleep(WAIT_S)
 
 
-def new_group_of_stopped_rank() -> None:
-    """Stops after all ranks have found each other."""
+def new_group_of_stopped_rank(key: str = "") -> None:
+    """
+    Stops after all ranks have found each other, and after another rank has set
+    `key`, if given.
+    """
     join = shared_memory_group._join_machine
 
-    def stop_and_join(*args: Any) -> Any:
+    def stop_and_join(store: Any, *args: Any) -> Any:
+        has_key = shared_memory_group._find_binding().has_key
+        wait_until(lambda: not key or has_key(store, key), f"{key} is set")
         os.kill(os.getpid(), signal.SIGSTOP)
-        return join(*args)
+        return join(store, *args)
 
     with mock.patch.object(shared_memory_group, "_join_machine", stop_and_join):
         dist.new_group()
 
 
-def new_group_until_interrupted() -> bool:
+def new_group_until_interrupted(key: str) -> bool:
     """Returns whether Ctrl-C ended the creation of a group, after all ranks
     have found each other."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     join = shared_memory_group._join_machine
 
-    def interrupt_and_join(*args: Any) -> Any:
+    def interrupt_and_join(store: Any, *args: Any) -> Any:
+        store.set(key, "")
         interrupt_soon(signal.SIGINT)
-        return join(*args)
+        return join(store, *args)
 
     with mock.patch.object(
         shared_memory_group, "_join_machine", interrupt_and_join
@@ -834,7 +840,11 @@ class TestShmFailure(RanksTestCase):
                     new_group_and_die_in, "_join_machine", ranks=[victim]
                 )
                 ranks.begin(dist.new_group, ranks=survivors)
-                self.assert_all_name_dead(ranks, victim, survivors)
+                if victim == 0:
+                    outcomes = ranks.outcomes(survivors)
+                    self.assert_name_dead_or_its_store(ranks, outcomes)
+                else:
+                    self.assert_all_name_dead(ranks, victim, survivors)
                 self.assertEqual(ranks.call(memfds, ranks=survivors), before)
 
     def test_attached_rank_killed_before_others_attach_fails_them(self):
@@ -959,8 +969,9 @@ class TestShmFailure(RanksTestCase):
             with self.subTest(stopped=stopped):
                 ranks = self.start_group(2)
                 other = [1 - stopped]
-                ranks.begin(new_group_of_stopped_rank, ranks=[stopped])
-                ranks.begin(new_group_until_interrupted, ranks=other)
+                # Rank 0 has the store, in which the other rank finds it.
+                ranks.begin(new_group_of_stopped_rank, "found", ranks=[stopped])
+                ranks.begin(new_group_until_interrupted, "found", ranks=other)
                 self.assertEqual(ranks.outcomes(other), [True])
 
     def test_ctrl_c_ends_an_operation_that_waits_for_an_earlier_one(self):

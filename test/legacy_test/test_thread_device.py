@@ -21,6 +21,7 @@ import queue
 import threading
 import unittest
 
+import numpy as np
 from concurrent_base import WAIT_S, Worker, in_thread
 from thread_device_base import (
     needs_another_device,
@@ -268,6 +269,14 @@ class TestTracerState(unittest.TestCase):
             }
 
         self.assertEqual(in_thread(train), {self.other})
+
+    def test_first_tensor_of_a_thread_may_be_made_in_cpp(self):
+        def place_of_first_tensor():
+            paddle.set_device(self.other)
+            # Most functions in Python would read the thread's tracer first.
+            return place_name(paddle.Tensor(np.ones(1)))
+
+        self.assertEqual(in_thread(place_of_first_tensor), self.other)
 
     def test_no_grad_is_per_thread(self):
         entered, may_leave = threading.Event(), threading.Event()

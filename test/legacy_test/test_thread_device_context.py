@@ -256,7 +256,7 @@ class TestContexts(unittest.TestCase):
             generators.clear()
 
         def serve():
-            entered = device_guards._local.entered
+            entered = device_guards._entered_by_thread()
             still_open = items(paddle.device.device(self.other))
             next(still_open)
             for i in range(50):

@@ -119,6 +119,7 @@ class TestFirstUse(unittest.TestCase):
             assert in_thread(places_of_new_tensors) == {other}
             """,
             self.devices,
+            tests_import=True,
         )
 
     def test_thread_that_imported_paddle_follows_the_main_thread(self):
@@ -145,6 +146,7 @@ class TestFirstUse(unittest.TestCase):
             assert seen == [{other}], seen
             """,
             self.devices,
+            tests_import=True,
         )
 
     def test_default_device_found_by_many_threads_does_not_undo_a_set(self):
@@ -174,6 +176,7 @@ class TestFirstUse(unittest.TestCase):
             assert set(seen) <= {devices[0], other}, seen
             """,
             self.devices,
+            tests_import=True,
         )
 
 

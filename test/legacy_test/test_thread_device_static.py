@@ -77,6 +77,22 @@ class TestStaticGraph(unittest.TestCase):
 
         self.assertEqual(in_thread(set_between), {self.other})
 
+    def test_setting_the_first_device_also_fixes_the_mode(self):
+        has_device, main_is_static = threading.Event(), threading.Event()
+
+        def places():
+            paddle.set_device(self.other)
+            has_device.set()
+            self.assertTrue(main_is_static.wait(WAIT_S))
+            return paddle.in_dynamic_mode() and places_of_new_tensors()
+
+        worker = Worker(places)
+        self.assertTrue(has_device.wait(WAIT_S))
+        self.addCleanup(paddle.disable_static)
+        paddle.enable_static()
+        main_is_static.set()
+        self.assertEqual(worker.result(), {self.other})
+
     def test_disable_static_on_a_thread_gives_it_the_device_passed(self):
         def dynamic_on_other():
             paddle.enable_static()
@@ -202,6 +218,7 @@ class TestStaticGraph(unittest.TestCase):
             assert not paddle.in_dynamic_mode()
             """,
             self.devices,
+            tests_import=True,
         )
 
     def test_disable_static_inside_a_guard_does_not_invert_the_modes(self):
@@ -279,6 +296,31 @@ class TestFork(ForkTestCase):
 
             in_thread(forked, dynamic)
             in_thread(fork_static)
+            """,
+            self.devices,
+        )
+
+    def test_mode_of_a_thread_that_only_set_a_device_outlives_a_fork(self):
+        run_script(
+            self,
+            """
+            import paddle
+            has_device, main_is_static = threading.Event(), threading.Event()
+
+            def dynamic():
+                assert paddle.in_dynamic_mode()
+
+            def fork_with_device():
+                paddle.set_device(devices[0])
+                has_device.set()
+                assert main_is_static.wait(WAIT_S)
+                forked(dynamic)
+
+            worker = Worker(fork_with_device)
+            assert has_device.wait(WAIT_S)
+            paddle.enable_static()
+            main_is_static.set()
+            worker.result()
             """,
             self.devices,
         )

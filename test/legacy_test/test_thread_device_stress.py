@@ -38,7 +38,7 @@ from thread_device_base import (
 import paddle
 
 SEED = int(os.environ.get("THREAD_DEVICE_SEED", random.randrange(2**32)))
-ROUNDS = int(os.environ.get("THREAD_DEVICE_ROUNDS", 1000))
+ROUNDS = int(os.environ.get("THREAD_DEVICE_ROUNDS", 400))
 
 
 @on_every_device_list

@@ -369,6 +369,7 @@ class TestThreadExit(StreamTestCase):
             assert in_thread(current_handles, devices[:1]) == default
             """,
             self.devices,
+            tests_import=True,
         )
 
 

@@ -36,7 +36,7 @@ import paddle
 from paddle.device import Stream, current_stream, set_stream, stream_guard
 
 SEED = int(os.environ.get("THREAD_STREAM_SEED", random.randrange(2**32)))
-ROUNDS = int(os.environ.get("THREAD_STREAM_ROUNDS", 300))
+ROUNDS = int(os.environ.get("THREAD_STREAM_ROUNDS", 150))
 
 
 class RandomGuards:

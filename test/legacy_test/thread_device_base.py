@@ -23,7 +23,13 @@ import unittest
 from typing import TYPE_CHECKING
 
 import numpy as np
-from concurrent_base import in_thread, run_command, script_command
+from concurrent_base import (
+    in_thread,
+    pristine_environment,
+    run_command,
+    script_command,
+)
+from forked_script import run_forked_script
 
 import paddle
 
@@ -229,19 +235,27 @@ def forked(function):
 """
 
 
-def run_script(case: unittest.TestCase, body: str, devices: list[str]) -> str:
+def run_script(
+    case: unittest.TestCase,
+    body: str,
+    devices: list[str],
+    tests_import: bool = False,
+) -> str:
     """
     Runs `body` in a separate process, since it forks or imports Paddle in its
-    own way. It can use the helpers, `devices`, and `other`: the second device,
-    or the only one. Returns the process's stderr.
+    own way; `tests_import` says the latter. It can use the helpers, `devices`,
+    and `other`: the second device, or the only one. Returns the process's
+    stderr.
     """
-    head = (
+    script = (
         f"{SCRIPT_HEAD}devices = {devices!r}\n"
         "other = next(reversed(devices[:2]), None)\n"
+        f"{textwrap.dedent(body)}"
     )
-    environment = {**os.environ, "GLOG_minloglevel": "2"}
-    command = script_command(head + textwrap.dedent(body))
-    return run_command(case, command, environment).stderr
+    if not tests_import:
+        return run_forked_script(case, script).stderr
+    environment = {**pristine_environment(), "GLOG_minloglevel": "2"}
+    return run_command(case, script_command(script), environment).stderr
 
 
 @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")

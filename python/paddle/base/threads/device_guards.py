@@ -31,6 +31,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from .devices import current_place, set_place
+from .thread_value import UNSET, ThreadValue
 
 if TYPE_CHECKING:
     from paddle.base import core
@@ -40,14 +41,17 @@ if TYPE_CHECKING:
 __all__ = []
 
 
-class _Local(threading.local):
-    def __init__(self) -> None:
-        # The contexts that the thread is inside of, innermost last, with the
-        # values to restore.
-        self.entered: list[tuple[weakref.ref, Any]] = []
+# The contexts that a thread is inside of, innermost last, with the values to
+# restore.
+_entered: ThreadValue[list[tuple[weakref.ref, Any]]] = ThreadValue([])
 
 
-_local = _Local()
+def _entered_by_thread() -> list[tuple[weakref.ref, Any]]:
+    entered = _entered.get_local()
+    if entered is UNSET:
+        entered = []
+        _entered.set_local(entered)
+    return entered
 
 
 def push(context: object, saved: Any) -> None:
@@ -55,7 +59,7 @@ def push(context: object, saved: Any) -> None:
     Records that the calling thread has entered `context` and restores `saved`
     when it leaves. Thread-safe.
     """
-    entered = _local.entered
+    entered = _entered_by_thread()
     if entered:
         entered[:] = [entry for entry in entered if entry[0]() is not None]
     entered.append((weakref.ref(context), saved))
@@ -69,7 +73,7 @@ def pop(context: object) -> Any:
     Raises:
         RuntimeError: the thread is not inside `context`. Nothing changes.
     """
-    entered = _local.entered
+    entered = _entered_by_thread()
     for i in reversed(range(len(entered))):
         if entered[i][0]() is context:
             return entered.pop(i)[1]
@@ -111,7 +115,7 @@ class Guard:
         self._name = name
         # This object identifies the thread. Unlike the thread's ident, it is
         # never reused for a later thread.
-        self._entered = _local.entered
+        self._entered = _entered_by_thread()
 
     def left_by_owner(self) -> bool:
         """
@@ -125,7 +129,7 @@ class Guard:
             RuntimeError: the context is left on a thread that has not entered
                 it.
         """
-        if self._entered is _local.entered:
+        if self._entered is _entered_by_thread():
             return True
         if isinstance(sys.exc_info()[1], GeneratorExit):
             return False

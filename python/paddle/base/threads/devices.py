@@ -39,7 +39,7 @@ from paddle.base import core, framework
 
 from . import fork, main_thread
 from .main_thread import is_main_thread
-from .thread_value import UNSET, MainThreadValue
+from .thread_value import UNSET, MainThreadValue, ThreadValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +62,10 @@ process_tracer: Tracer | None = None
 # program. A thread that starts meanwhile starts in the mode that the main
 # thread returns to.
 mode_is_temporary = False
+# Of threads other than the main one: None once `framework.global_var` has the
+# thread's state. Before, whether the thread will start in dynamic graph mode,
+# or UNSET if it has not used Paddle.
+_starts_dynamic: ThreadValue[bool | None] = ThreadValue(None)
 # Keyed by hash(place): places are equal if their hashes are.
 _place_tracers: dict[int, Tracer] = {}
 
@@ -124,9 +128,8 @@ def set_place(place: OrUnset[core.Place] | None) -> None:
     """
     # Contexts call this twice, so it is fast: one function, one read of
     # Paddle's thread-local state, and no check of the usual places.
-    state = framework.global_var.__dict__
-    tracer = state["_dygraph_tracer_"]
     if get_ident() == main_thread.ident:
+        tracer = framework.global_var.__dict__["_dygraph_tracer_"]
         if type(place) is core.Place:
             place = concrete_place(place)
         elif place is UNSET:
@@ -143,6 +146,18 @@ def set_place(place: OrUnset[core.Place] | None) -> None:
         place = concrete_place(place)
     own_tracer = process_tracer if place is UNSET else _tracer_of_place(place)
     current_place.set_local(place)
+    starts_dynamic = _starts_dynamic.get_local()
+    if starts_dynamic is not None:
+        # Creating the state would take half of the time of a thread's first
+        # guard. The thread's first operator creates it.
+        if starts_dynamic is UNSET:
+            starts_dynamic = framework._dygraph_tracer_ is not None
+            _starts_dynamic.set_local(starts_dynamic)
+        if starts_dynamic:
+            core._switch_tracer(own_tracer)
+        return
+    state = framework.global_var.__dict__
+    tracer = state["_dygraph_tracer_"]
     if tracer is not None and tracer is not own_tracer:
         # Assigning the attribute would derive the tracer again.
         state["_dygraph_tracer_"] = own_tracer
@@ -183,10 +198,17 @@ def tracer_of_thread(tracer: Tracer | None) -> Tracer | None:
     """
     Returns the tracer that the calling thread uses when code sets its tracer to
     `tracer`. None means static graph mode and is returned as it is. Any other
-    tracer means dynamic graph mode: the result matches the thread's place.
+    tracer means dynamic graph mode: the result matches the thread's place. The
+    first call creates the thread's state, and starts it in the mode of the
+    thread's first use of Paddle.
 
     Thread-safe. Requires: the calling thread is not the main one.
     """
+    starts_dynamic = _starts_dynamic.get_local()
+    if starts_dynamic is not None:
+        _starts_dynamic.set_local(None)
+        if starts_dynamic is not UNSET:
+            tracer = process_tracer if starts_dynamic else None
     if tracer is None:
         return None
     own = current_place.get_local()
@@ -257,7 +279,9 @@ def _use_process_tracer(was_main: bool) -> None:
     if was_main:
         return
     mode_is_temporary = False
-    in_dygraph_mode = framework.global_var._dygraph_tracer_ is not None
+    in_dygraph_mode = _starts_dynamic.get_local()
+    if in_dygraph_mode is None or in_dygraph_mode is UNSET:
+        in_dygraph_mode = framework.global_var._dygraph_tracer_ is not None
     framework.global_var._dygraph_tracer_ = (
         process_tracer if in_dygraph_mode else None
     )
