@@ -95,7 +95,7 @@ class ForkedScript:
         self.returncode: int | None = None
         out, its_out = os.pipe()
         err, its_err = os.pipe()
-        self.stdout, self.stderr = open(out), open(err)
+        self.stdout, self.stderr = os.fdopen(out), os.fdopen(err)
         try:
             self.pid = server.ask(args, (its_out, its_err))
         finally:

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from types import CodeType
 
 # The functions that Paddle calls at a fork have to run when a script forks, not
-# when the server does: a script is no child of a process that uses Paddle. Those
-# of Python's modules run for the server, too: `random` has one, so that scripts
-# draw different numbers.
+# when the server does: a script is no child of a process that uses Paddle.
+# Those of Python's modules also run when the server forks: `random` has one, so
+# that scripts draw different numbers.
 _hooks = []
 _register = os.register_at_fork
 os.register_at_fork = lambda **hooks: _hooks.append(hooks)
-import paddle  # noqa: F401
+import paddle  # noqa: E402, F401
 
 os.register_at_fork = _register
 
