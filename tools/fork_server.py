@@ -15,8 +15,8 @@
 
 Most of the time of an import of Paddle goes into third-party packages, into
 libpaddle, and into reading bytecode. A server loads them once, without
-importing Paddle. In its forks, also `import paddle` takes a third of the time,
-of an environment or of a folder with links to its files.
+importing Paddle. In its forks, `import paddle` takes a third of the time. This
+also holds for a folder of links to the files that the server has loaded.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from tools.series import PatchError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-# Takes the arguments of Python, "-c" and code or a script, and arguments of
-# these, the working folder, and all environment variables. Of the variables of
-# the interpreter, only PYTHONDONTWRITEBYTECODE has an effect.
+# Takes what follows `python` on a command line: "-c" and code, or a script, and
+# then its arguments; the working folder; and all environment variables. Those
+# that Python and libraries read when they start or are loaded have no effect,
+# except for PYTHONDONTWRITEBYTECODE.
 RunInFork = Callable[
     ["list[str]", Path, "Mapping[str, str]"],
     "subprocess.CompletedProcess[str]",
@@ -49,12 +50,14 @@ PACKAGES = (
 
 # For each line of its input, it runs a program and prints the exit status.
 SERVER = """
+import ctypes
 import gc
 import importlib.util
 import json
 import os
 import signal
 import sys
+import time
 import types
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from pathlib import Path
@@ -64,9 +67,9 @@ def load_once(load):
     loaded = {}
 
     def load_or_reuse(loader, argument):
-        # Links to a file are that file.
+        # A link has the key of its target.
         file = os.stat(loader.path)
-        key = file.st_dev, file.st_ino
+        key = file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns
         if key not in loaded:
             loaded[key] = load(loader, argument)
         return loaded[key]
@@ -79,16 +82,29 @@ def load_package(package):
     file = package / "base" / "libpaddle.so"
     spec = importlib.util.spec_from_file_location(name, file)
     importlib.util.module_from_spec(spec)
-    # The import of Paddle adds it.
+    # `import paddle` must find it missing, and adds it again.
     del sys.modules[name]
     for file in package.rglob("*.py"):
         SourceFileLoader("", str(file)).get_code("")
 
 
+def ends(group):
+    try:
+        for _ in range(1000):
+            os.killpg(group, 0)
+            time.sleep(0.01)
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return True
+    return False
+
+
 def run(arguments, folder, environ, *output):
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    os.setsid()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # when the server ends
     for number, path in enumerate([os.devnull, *output]):
-        with open(path, "r+") as file:
+        with open(path, "a" if number else "r") as file:
             os.dup2(file.fileno(), number)
     os.chdir(folder)
     os.environ.clear()
@@ -125,7 +141,7 @@ for line in sys.stdin:
     signal.alarm(600)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     signal.alarm(0)
-    print(status, flush=True)
+    print(status if ends(child) else "left processes behind", flush=True)
 """
 
 
@@ -135,8 +151,9 @@ def fork_server(
 ) -> Iterator[RunInFork]:
     """
     Provides a function that runs a program in a fork of a server. It kills a
-    program that takes more than 10 minutes, and raises PatchError if the server
-    has exited.
+    program that takes more than 10 minutes. It raises PatchError if the server
+    has exited, or if processes of the program are left 10 seconds after its
+    end, which it kills.
 
     Args:
         python: the Python.
@@ -159,12 +176,19 @@ def fork_server(
             output.touch()
             errors.touch()
             request = arguments, str(folder), environ, str(output), str(errors)
-            # A server that has exited does not answer.
-            with contextlib.suppress(BrokenPipeError):
-                print(json.dumps(request), file=server.stdin, flush=True)
-            answer = server.stdout.readline()
+            try:
+                # A server that has exited does not answer.
+                with contextlib.suppress(BrokenPipeError):
+                    print(json.dumps(request), file=server.stdin, flush=True)
+                answer = server.stdout.readline().strip()
+            except BaseException:
+                # The next program would get the late answer to this one.
+                server.kill()
+                raise
             if not answer:
                 raise PatchError(f"{python} exited while running {arguments}")
+            if answer == "left processes behind":
+                raise PatchError(f"{arguments} {answer}, which were killed")
             return subprocess.CompletedProcess(
                 arguments, int(answer), output.read_text(), errors.read_text()
             )

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 #
 # No garbage is collected during an import, and pytest's collections skip what
 # was imported: otherwise this would take a third of the time. For the same
-# reason, the functions for the exit are called but no objects are destroyed.
+# reason, the process runs its exit functions, but does not destroy objects.
 IMPORT = """
 import atexit
 import gc
@@ -79,6 +79,7 @@ if tests:
     status = pytest.main(["-q", "--collect-only", "--assert=plain", *tests])
 atexit._run_exitfuncs()
 sys.stdout.flush()
+sys.stderr.flush()
 os._exit(status)
 """
 
@@ -300,7 +301,7 @@ def python_tests(patch: Patch) -> list[str]:
 def all_tests(patches: list[Patch]) -> list[str]:
     """Return the folder of the Python tests of a prefix, if it has any.
 
-    Given files instead, pytest would list that folder once for each.
+    Given files instead, pytest would read their folder again for each.
     """
     return ["test"] if any(map(python_tests, patches)) else []
 

@@ -16,7 +16,8 @@
 The import takes longer than most scripts. So a server imports Paddle, once for
 all scripts with the same environment, and forks for each script. The child is
 like a new Python that has only imported Paddle: it has its own `__main__` and
-session, one thread, no parent that Paddle knows, and it ends like any Python.
+session, and one thread. Paddle does not regard it as a forked child. It ends
+like any Python, except that objects of the import are not collected.
 
 Use `run_command` for a script that tests the import of Paddle, that has to act
 before it (for example by setting flags, limits, or handlers of signals, forks
@@ -32,6 +33,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from concurrent_base import (
@@ -41,7 +43,6 @@ from concurrent_base import (
     pristine_environment,
     script_command,
     start_command,
-    wait_until,
 )
 from killed_test_run import exists
 
@@ -58,6 +59,7 @@ class _Server:
     """
 
     def __init__(self, environment: dict[str, str]):
+        assert threading.current_thread() is threading.main_thread()
         self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         self._socket.settimeout(WAIT_S)
         self._asking = threading.Lock()
@@ -74,8 +76,14 @@ class _Server:
         """Sends a request, and returns the answer; see script_server.py."""
         with self._asking:
             message = json.dumps(request).encode()
-            socket.send_fds(self._socket, [message], streams)
-            answer = self._socket.recv(32)
+            try:
+                socket.send_fds(self._socket, [message], streams)
+                answer = self._socket.recv(32)
+            except BaseException:
+                # The next request would get the late answer to this one. This
+                # ends the server and its scripts.
+                self._socket.close()
+                raise
         if not answer:
             raise AssertionError("the server has ended: stderr has the reason")
         return int(answer)
@@ -113,12 +121,16 @@ class ForkedScript:
         out, err = (reader.result() for reader in self._readers)
         for stream in streams:
             stream.close()
-        self.wait()
+        self.wait(timeout)
         return out, err
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            wait_until(lambda: not exists(self.pid), "the script has ended")
+            deadline = time.monotonic() + (timeout or WAIT_S)
+            while exists(self.pid):
+                if time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired(self.args, timeout)
+                time.sleep(0.01)
             status = self._server.ask(self.pid)
             self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
@@ -133,13 +145,13 @@ def start_forked_script(
     killed when the tests end.
     """
     environment = {**pristine_environment(), **variables}
-    # No fork of a process that has found GPUs: it could not use them.
+    # CUDA does not work in forks of a process that has initialized it.
     if sys.platform == "linux" and paddle.device.cuda.device_count() == 0:
         server = _server(frozenset(environment.items()))
         return ForkedScript(server, [script, *arguments])
     return start_command(
         [*script_command(script), *arguments],
-        # A forked script does not print the messages of the import, either.
+        # In a fork, messages of the import go to the server's stderr.
         {**environment, "GLOG_minloglevel": "2"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

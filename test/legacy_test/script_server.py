@@ -13,8 +13,9 @@
 # limitations under the License.
 """A process that has imported Paddle, and forks to run scripts.
 
-forked_script.py starts it. It has no other module of the tests, since a script
-imports these itself.
+forked_script.py starts it. It imports no other module of the tests: such a
+module would keep the server's state, such as the process id in
+killed_test_run.py.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def next_script() -> CodeType:
     a process id, whose wait status is the answer. Returns only in forked
     children, each time with the script that the child has to run.
     """
-    # The children do not collect what the import of Paddle has left: it stays
-    # alive, and the collections would copy the memory of all of it.
+    # Collections in the children skip the objects of the import: nearly all are
+    # in use, and visiting them would copy their memory.
     gc.freeze()
     requests = socket.socket(fileno=os.dup(0))
     server = os.getpid()
@@ -72,7 +73,8 @@ def next_script() -> CodeType:
     requests.send(str(os.getpid()).encode())
     requests.close()
     sys.argv = ["-c", *arguments]
-    return compile(script, "<string>", "exec")
+    # Without the __future__ import of this module.
+    return compile(script, "<string>", "exec", dont_inherit=True)
 
 
 def _become_script(server: int, streams: list[int]) -> None:

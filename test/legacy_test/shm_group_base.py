@@ -85,10 +85,12 @@ def _fork_ranks(requests: Connection, starter: int) -> None:
                 os.environ.update(environment)
                 serve(connection)
                 if environment["PADDLE_TRAINER_ID"] != "0":
-                    # All of an interpreter's end but the destruction of its
-                    # modules, which takes longer than most tests.
+                    # Ends like Python, but does not destroy modules or run C's
+                    # exit handlers, which takes longer than most tests.
                     threading._shutdown()
                     atexit._run_exitfuncs()
+                    sys.stdout.flush()
+                    sys.stderr.flush()
                     os._exit(0)
                 # Like the end of a script.
                 sys.exit()

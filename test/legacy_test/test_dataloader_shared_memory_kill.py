@@ -209,20 +209,20 @@ print(json.dumps([pids, tree]), flush=True)
     def test_workers_end_and_leave_nothing(self):
         process, (pids, tree) = self.start("time.sleep(1000)")
         os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        process.wait(WAIT_S)
         self.assert_leaves_nothing(process, pids, tree)
 
     def test_nothing_is_left_when_all_are_killed(self):
         process, (pids, tree) = self.start("time.sleep(1000)")
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.wait(WAIT_S)
         # The next process that shares a tensor removes leftovers.
         run_sharing_script(self, "paddle.ones([1]).share_memory_()")
         self.assert_leaves_nothing(process, pids, tree)
 
     def test_process_that_leaves_an_epoch_ends_with_nothing_left(self):
         process, (pids, tree) = self.start("")
-        self.assertEqual(process.wait(), 0)
+        self.assertEqual(process.wait(WAIT_S), 0)
         self.assert_leaves_nothing(process, pids, tree)
 
 

@@ -70,6 +70,13 @@ for device in {devices}:
 """,
         )
 
+    def test_is_compiled_without_imports_from_the_future(self):
+        run_forked_script(
+            self,
+            "def function(a: int): pass\n"
+            "assert function.__annotations__ == {'a': int}",
+        )
+
     def test_prints_what_its_exit_functions_print(self):
         script = (
             "import atexit, sys\n"

@@ -91,8 +91,8 @@ ON_A_MACHINE = (
 @pytest.fixture(scope="module")
 def run_example(start_paddle, run_paddle):
     """
-    Runs an example, the first time as a user does, and returns the match of its
-    output. No file may stay in shared memory.
+    Runs an example, the first time in a new Python and then in forks of one.
+    Returns the match of its output. No file may stay in shared memory.
     """
     started = set()
 

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -81,6 +82,28 @@ def test_an_error_of_a_program_is_its_own(server, tmp_path):
     killed = server(["-c", "import os; os.kill(os.getpid(), 9)"], tmp_path, {})
     assert killed.returncode == -9
     assert server(["-c", "print(1)"], tmp_path, {}).stdout == "1\n"
+
+
+def test_a_program_that_leaves_a_process_is_an_error(server, tmp_path):
+    code = "import os, time; os.fork() or time.sleep(600)"
+    with pytest.raises(PatchError, match="left processes behind"):
+        server(["-c", code], tmp_path, {})
+    assert server(["-c", "print(1)"], tmp_path, {}).stdout == "1\n"
+
+
+def test_an_interrupted_call_ends_the_server(server, tmp_path):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            server(["-c", "import time; time.sleep(600)"], tmp_path, {})
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(PatchError, match="exited while running"):
+        server(["-c", "print(1)"], tmp_path, {})
 
 
 def test_functions_for_the_exit_run(server, tmp_path):

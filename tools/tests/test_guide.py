@@ -272,7 +272,7 @@ def test_quoted_messages_are_in_the_code():
 @pytest.mark.parametrize(
     "block", BLOCKS, ids=lambda block: block["code"].splitlines()[0]
 )
-def test_code_runs_and_prints_the_shown_output(block, run_paddle, tmp_path):
+def test_code_runs_and_prints_the_shown_output(block, start_paddle, tmp_path):
     needs = block["needs"].strip()
     assert needs in ("", "needs-gpu", "needs-streams")
     if needs == "needs-gpu":
@@ -286,7 +286,7 @@ def test_code_runs_and_prints_the_shown_output(block, run_paddle, tmp_path):
             pytest.skip("set CUSTOM_DEVICE_ROOT to the test device's folder")
     script = tmp_path / "script.py"
     script.write_text(block["code"], encoding="utf-8")
-    done = run_paddle(script, cwd=tmp_path, CUSTOM_DEVICE_ROOT=plugin)
+    done = start_paddle(script, cwd=tmp_path, CUSTOM_DEVICE_ROOT=plugin)
     assert done.returncode == 0, done.stdout + done.stderr
     if block["output"] is not None:
         assert done.stdout == block["output"]

@@ -42,7 +42,7 @@ __all__ = []
 
 
 # The contexts that a thread is inside of, innermost last, with the values to
-# restore.
+# restore. The process's value is not used.
 _entered: ThreadValue[list[tuple[weakref.ref, Any]]] = ThreadValue([])
 
 

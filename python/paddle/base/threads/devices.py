@@ -62,10 +62,11 @@ process_tracer: Tracer | None = None
 # program. A thread that starts meanwhile starts in the mode that the main
 # thread returns to.
 mode_is_temporary = False
-# Of threads other than the main one: None once `framework.global_var` has the
-# thread's state. Before, whether the thread will start in dynamic graph mode,
-# or UNSET if it has not used Paddle.
-_starts_dynamic: ThreadValue[bool | None] = ThreadValue(None)
+# Both are about threads other than the main one: whether `framework.global_var`
+# has the thread's state, and whether that state starts in dynamic graph mode,
+# which is fixed when the thread sets its first device.
+_has_state: ThreadValue[bool] = ThreadValue(False)
+_starts_dynamic: ThreadValue[bool] = ThreadValue(False)
 # Keyed by hash(place): places are equal if their hashes are.
 _place_tracers: dict[int, Tracer] = {}
 
@@ -126,8 +127,8 @@ def set_place(place: OrUnset[core.Place] | None) -> None:
         TypeError: `place` is not a Place. On the main thread, the tracer raises
             a ValueError instead. The place does not change.
     """
-    # Contexts call this twice, so it is fast: one function, one read of
-    # Paddle's thread-local state, and no check of the usual places.
+    # Contexts call this twice, so it is fast: one function, at most one read of
+    # `global_var`, and no check of the usual places.
     if get_ident() == main_thread.ident:
         tracer = framework.global_var.__dict__["_dygraph_tracer_"]
         if type(place) is core.Place:
@@ -146,15 +147,15 @@ def set_place(place: OrUnset[core.Place] | None) -> None:
         place = concrete_place(place)
     own_tracer = process_tracer if place is UNSET else _tracer_of_place(place)
     current_place.set_local(place)
-    starts_dynamic = _starts_dynamic.get_local()
-    if starts_dynamic is not None:
+    if _has_state.get_local() is UNSET:
         # Creating the state would take half of the time of a thread's first
-        # guard. The thread's first operator creates it.
+        # guard. It is created when the thread first reads `global_var`, for
+        # example in its first operator.
+        starts_dynamic = _starts_dynamic.get_local()
         if starts_dynamic is UNSET:
             starts_dynamic = framework._dygraph_tracer_ is not None
             _starts_dynamic.set_local(starts_dynamic)
-        if starts_dynamic:
-            core._switch_tracer(own_tracer)
+        core._switch_tracer(own_tracer if starts_dynamic else None)
         return
     state = framework.global_var.__dict__
     tracer = state["_dygraph_tracer_"]
@@ -198,15 +199,16 @@ def tracer_of_thread(tracer: Tracer | None) -> Tracer | None:
     """
     Returns the tracer that the calling thread uses when code sets its tracer to
     `tracer`. None means static graph mode and is returned as it is. Any other
-    tracer means dynamic graph mode: the result matches the thread's place. The
-    first call creates the thread's state, and starts it in the mode of the
-    thread's first use of Paddle.
+    tracer means dynamic graph mode: the result matches the thread's place.
+
+    The first call is part of creating the thread's state. If the thread has set
+    a device before, the graph mode of that moment counts, not `tracer`.
 
     Thread-safe. Requires: the calling thread is not the main one.
     """
-    starts_dynamic = _starts_dynamic.get_local()
-    if starts_dynamic is not None:
-        _starts_dynamic.set_local(None)
+    if _has_state.get_local() is UNSET:
+        _has_state.set_local(True)
+        starts_dynamic = _starts_dynamic.get_local()
         if starts_dynamic is not UNSET:
             tracer = process_tracer if starts_dynamic else None
     if tracer is None:
@@ -280,7 +282,7 @@ def _use_process_tracer(was_main: bool) -> None:
         return
     mode_is_temporary = False
     in_dygraph_mode = _starts_dynamic.get_local()
-    if in_dygraph_mode is None or in_dygraph_mode is UNSET:
+    if _has_state.get_local() is not UNSET or in_dygraph_mode is UNSET:
         in_dygraph_mode = framework.global_var._dygraph_tracer_ is not None
     framework.global_var._dygraph_tracer_ = (
         process_tracer if in_dygraph_mode else None
