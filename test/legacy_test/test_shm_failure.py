@@ -309,17 +309,60 @@ def kill_this_process(*args: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@contextlib.contextmanager
+def before_joining(action: Callable[[Any], None]) -> Iterator[None]:
+    """Calls `action(store)` when this rank has found all of a new group."""
+    join = shared_memory_group._join_machine
+
+    def act_and_join(store: Any, *args: Any) -> Any:
+        action(store)
+        return join(store, *args)
+
+    with mock.patch.object(shared_memory_group, "_join_machine", act_and_join):
+        yield
+
+
+def tell_that_all_are_found(store: Any) -> None:
+    store.set(f"all found by {dist.get_rank()}", "")
+
+
+def wait_until_found_by(ranks: list[int], store: Any) -> None:
+    """Waits until these ranks have called `tell_that_all_are_found`.
+
+    Rank 0 has the store, in which the others find it.
+    """
+    has_key = shared_memory_group._find_binding().has_key
+    wait_until(
+        lambda: all(has_key(store, f"all found by {rank}") for rank in ranks),
+        f"ranks {ranks} have found all",
+    )
+
+
+def new_group_and_tell() -> None:
+    with before_joining(tell_that_all_are_found):
+        dist.new_group()
+
+
 def new_group_and_die_in(function: str) -> None:
     """Dies when it calls a function of shared_memory_group."""
     with mock.patch.object(shared_memory_group, function, kill_this_process):
         dist.new_group()
 
 
+def new_group_and_die(found_by: list[int]) -> None:
+    """Dies when these ranks and this one have found all."""
+
+    def die(store: Any) -> None:
+        wait_until_found_by(found_by, store)
+        kill_this_process()
+
+    with before_joining(die):
+        dist.new_group()
+
+
 def new_sub_group_and_die(members: list[int]) -> None:
-    """Dies when all members have found each other."""
-    with mock.patch.object(
-        shared_memory_group, "_join_machine", kill_this_process
-    ):
+    """Dies when it has found all members."""
+    with before_joining(kill_this_process):
         dist.new_group(members)
 
 
@@ -336,37 +379,29 @@ def new_group_and_die_while_collecting(seconds: float) -> None:
     time.sleep(WAIT_S)
 
 
-def new_group_of_stopped_rank(key: str = "") -> None:
-    """
-    Stops after all ranks have found each other, and after another rank has set
-    `key`, if given.
-    """
-    join = shared_memory_group._join_machine
+def new_group_of_stopped_rank(found_by: list[int]) -> None:
+    """Stops when these ranks and this one have found all."""
 
-    def stop_and_join(store: Any, *args: Any) -> Any:
-        has_key = shared_memory_group._find_binding().has_key
-        wait_until(lambda: not key or has_key(store, key), f"{key} is set")
+    def stop(store: Any) -> None:
+        wait_until_found_by(found_by, store)
         os.kill(os.getpid(), signal.SIGSTOP)
-        return join(store, *args)
 
-    with mock.patch.object(shared_memory_group, "_join_machine", stop_and_join):
+    with before_joining(stop):
         dist.new_group()
 
 
-def new_group_until_interrupted(key: str) -> bool:
-    """Returns whether Ctrl-C ended the creation of a group, after all ranks
-    have found each other."""
+def new_group_until_interrupted() -> bool:
+    """
+    Returns whether Ctrl-C ended the creation of a group, after this rank has
+    found all.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    join = shared_memory_group._join_machine
 
-    def interrupt_and_join(store: Any, *args: Any) -> Any:
-        store.set(key, "")
+    def tell_and_be_interrupted(store: Any) -> None:
+        tell_that_all_are_found(store)
         interrupt_soon(signal.SIGINT)
-        return join(store, *args)
 
-    with mock.patch.object(
-        shared_memory_group, "_join_machine", interrupt_and_join
-    ):
+    with before_joining(tell_and_be_interrupted):
         try:
             dist.new_group()
         except KeyboardInterrupt:
@@ -396,13 +431,7 @@ def new_group_with_another_clock() -> float:
 
 def all_reduce_in_slow_new_group() -> float:
     """Gives other ranks time to look at this one before it attaches."""
-    join = shared_memory_group._join_machine
-
-    def join_late(*args: Any) -> Any:
-        time.sleep(0.3 * dist.get_rank())
-        return join(*args)
-
-    with mock.patch.object(shared_memory_group, "_join_machine", join_late):
+    with before_joining(lambda store: time.sleep(0.3 * dist.get_rank())):
         return all_reduce_in_new_group()
 
 
@@ -414,14 +443,8 @@ def new_group_with_a_second_to_join() -> None:
 
 def all_reduce_in_brief_new_group() -> float:
     """Joins later than the timeout of the group on rank 1."""
-    join = shared_memory_group._join_machine
     timeout = datetime.timedelta(milliseconds=300)
-
-    def join_late(*args: Any) -> Any:
-        time.sleep(1.0 * dist.get_rank())
-        return join(*args)
-
-    with mock.patch.object(shared_memory_group, "_join_machine", join_late):
+    with before_joining(lambda store: time.sleep(1.0 * dist.get_rank())):
         group = dist.new_group(timeout=timeout)
     dist.barrier()
     x = paddle.ones([10])
@@ -524,13 +547,7 @@ def publish_failure_and_die() -> None:
 
 def new_group_of_late_rank() -> str:
     """Returns the error of a rank that attaches after the others."""
-    join = shared_memory_group._join_machine
-
-    def join_late(*args: Any) -> Any:
-        time.sleep(0.5)
-        return join(*args)
-
-    with mock.patch.object(shared_memory_group, "_join_machine", join_late):
+    with before_joining(lambda store: time.sleep(0.5)):
         return new_group_in(contextlib.nullcontext)
 
 
@@ -836,15 +853,9 @@ class TestShmFailure(RanksTestCase):
                 ranks = self.start_group(3)
                 survivors = [r for r in range(3) if r != victim]
                 before = ranks.call(memfds, ranks=survivors)
-                ranks.begin(
-                    new_group_and_die_in, "_join_machine", ranks=[victim]
-                )
-                ranks.begin(dist.new_group, ranks=survivors)
-                if victim == 0:
-                    outcomes = ranks.outcomes(survivors)
-                    self.assert_name_dead_or_its_store(ranks, outcomes)
-                else:
-                    self.assert_all_name_dead(ranks, victim, survivors)
+                ranks.begin(new_group_and_die, survivors, ranks=[victim])
+                ranks.begin(new_group_and_tell, ranks=survivors)
+                self.assert_all_name_dead(ranks, victim, survivors)
                 self.assertEqual(ranks.call(memfds, ranks=survivors), before)
 
     def test_attached_rank_killed_before_others_attach_fails_them(self):
@@ -853,7 +864,7 @@ class TestShmFailure(RanksTestCase):
                 ranks = self.start_group(3)
                 before = len(self.groups_of(ranks, 1))
                 ranks.begin(dist.new_group, ranks=[0, 1])
-                ranks.begin(new_group_of_stopped_rank, ranks=[2])
+                ranks.begin(new_group_of_stopped_rank, [], ranks=[2])
                 wait_until(
                     lambda ranks=ranks, before=before: (
                         len(self.groups_of(ranks, 1)) > before
@@ -969,9 +980,8 @@ class TestShmFailure(RanksTestCase):
             with self.subTest(stopped=stopped):
                 ranks = self.start_group(2)
                 other = [1 - stopped]
-                # Rank 0 has the store, in which the other rank finds it.
-                ranks.begin(new_group_of_stopped_rank, "found", ranks=[stopped])
-                ranks.begin(new_group_until_interrupted, "found", ranks=other)
+                ranks.begin(new_group_of_stopped_rank, other, ranks=[stopped])
+                ranks.begin(new_group_until_interrupted, ranks=other)
                 self.assertEqual(ranks.outcomes(other), [True])
 
     def test_ctrl_c_ends_an_operation_that_waits_for_an_earlier_one(self):
