@@ -97,10 +97,10 @@ def run_example(start_paddle, run_paddle):
     started = set()
 
     def run(name, output, *arguments, **variables):
-        run_example = run_paddle if name in started else start_paddle
+        run_python = run_paddle if name in started else start_paddle
         started.add(name)
         tree = secrets.token_hex(8)
-        done = run_example(
+        done = run_python(
             REPO / "examples" / name,
             *arguments,
             **{

@@ -148,7 +148,7 @@ def set_place(place: OrUnset[core.Place] | None) -> None:
     own_tracer = process_tracer if place is UNSET else _tracer_of_place(place)
     current_place.set_local(place)
     if _has_state.get_local() is UNSET:
-        # Creating the state would take half of the time of a thread's first
+        # Creating the state would add a third to the time of a thread's first
         # guard. It is created when the thread first reads `global_var`, for
         # example in its first operator.
         starts_dynamic = _starts_dynamic.get_local()
